@@ -30,7 +30,7 @@ const SKEW: Duration = Duration::hours(1);
 /// Why there is no certificate.
 #[derive(Debug, Error)]
 pub enum CertificateError {
-    /// It would be written over.
+    /// A file would be written over.
     #[error("{0} is there already: --replace makes another one")]
     Exists(PathBuf),
     /// A file can't be read or written.
@@ -52,7 +52,7 @@ pub struct Authority<'a> {
 }
 
 impl<'a> Authority<'a> {
-    /// Makes one, in a folder that is made where it isn't there.
+    /// Makes an authority, in a folder that is made where it isn't there.
     ///
     /// # Errors
     /// [`CertificateError::Exists`] if there is one.
@@ -71,7 +71,7 @@ impl<'a> Authority<'a> {
         Ok(Self { folder, issuer })
     }
 
-    /// The one of a folder.
+    /// Opens the authority of a folder.
     ///
     /// # Errors
     /// [`CertificateError::File`] if there is none.
@@ -79,7 +79,7 @@ impl<'a> Authority<'a> {
         let file = Pair::new(folder, CA).key;
         let key = fs::read_to_string(&file);
         let key = key.map_err(|cause| CertificateError::File { file, cause })?;
-        // Only its name and its key are in what it signs.
+        // Only the authority's name and key are in what it signs.
         let issuer = Issuer::new(parameters(AUTHORITY)?, KeyPair::from_pem(&key)?);
         Ok(Self { folder, issuer })
     }
@@ -172,7 +172,7 @@ pub fn check_name(client: &str) -> Result<(), CertificateError> {
     }
 }
 
-/// What there is to say of an authority.
+/// Returns the parameters of an authority.
 fn parameters(good: Duration) -> Result<CertificateParams, CertificateError> {
     let mut authority = CertificateParams::new(Vec::new())?;
     hold(&mut authority, good);
@@ -184,7 +184,7 @@ fn parameters(good: Duration) -> Result<CertificateParams, CertificateError> {
     Ok(authority)
 }
 
-/// Has a certificate be good from now on.
+/// Makes a certificate good from now on.
 fn hold(wanted: &mut CertificateParams, good: Duration) {
     let now = OffsetDateTime::now_utc();
     wanted.not_before = now - SKEW;

@@ -179,8 +179,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// Exit code when the command itself fails: one that a guest's own code won't be taken for,
-    /// where the guest's is passed on.
+    /// Returns the exit code when the command itself fails: one that a guest's own code won't be taken for, where the
+    /// guest's is passed on.
     pub fn failure_code(&self) -> u8 {
         match self {
             Self::Run(_) | Self::BootTimeline(_) | Self::Vm(VmCommand::Wait(_)) => 125,
@@ -494,7 +494,7 @@ pub struct SymbolsArgs {
     pub format: FormatArgs,
 }
 
-/// An address as people paste it: hexadecimal, with or without 0x.
+/// Reads an address as people paste it: hexadecimal, with or without 0x.
 fn address(text: &str) -> Result<u64, String> {
     let digits = text.strip_prefix("0x").unwrap_or(text);
     u64::from_str_radix(digits, 16)

@@ -74,7 +74,7 @@ pub struct ClientConfiguration {
     pub servers: BTreeMap<String, NamedServer>,
 }
 
-/// What a client knows servers by, and shows them.
+/// What a client knows servers by, and what it shows them.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct Defaults {
@@ -104,7 +104,8 @@ pub struct CredentialsError {
 }
 
 impl NamedServer {
-    /// Takes what it doesn't say itself from the defaults. A certificate or a token of its own takes the place of either.
+    /// Takes the values that this server doesn't have from the defaults. A certificate or a token of its own replaces
+    /// both.
     fn complete(&mut self, defaults: &Defaults) {
         let Defaults {
             tls_ca,
@@ -120,7 +121,7 @@ impl NamedServer {
         }
     }
 
-    /// Has paths count from a folder.
+    /// Makes paths count from a folder.
     pub fn find_beneath(&mut self, base: &Path) {
         let Self {
             address: _,
@@ -135,7 +136,7 @@ impl NamedServer {
         }
     }
 
-    /// Has this client be there whom others say, if any of these is given: by a certificate or by a token.
+    /// Sets who this client is, if any of these is given: by a certificate or by a token.
     pub fn identify(
         &mut self,
         tls_cert: Option<&PathBuf>,
@@ -149,7 +150,7 @@ impl NamedServer {
         }
     }
 
-    /// What the files have.
+    /// Reads the files.
     ///
     /// # Errors
     /// One of them can't be read.
@@ -173,7 +174,7 @@ impl NamedServer {
 }
 
 impl ClientConfiguration {
-    /// Reads the user's file; without one nothing is said.
+    /// Reads the user's file; the configuration is empty if there is none.
     ///
     /// # Errors
     /// See [`ClientConfigurationError`]. A file that a variable names has to be there.
@@ -224,7 +225,8 @@ impl ClientConfiguration {
         Ok(all)
     }
 
-    /// The servers whose names match a pattern with `*` and `?`, each with its name. An address stands for itself.
+    /// Returns the servers whose names match a pattern with `*` and `?`, each with its name. An address stands for
+    /// itself.
     ///
     /// # Errors
     /// There is none.
@@ -248,7 +250,7 @@ impl ClientConfiguration {
         })
     }
 
-    /// The server of a name; of an address, or no name, what is known of none: its address alone.
+    /// Returns the server of a name. Any other text is taken for an address, of which nothing else is known.
     pub fn server(&self, asked: &str) -> NamedServer {
         let found = self.servers.get(asked).cloned();
         found.unwrap_or_else(|| NamedServer {

@@ -14,7 +14,8 @@ use vmprobe_client::v1::{CreateVmRequest, Disk, DiskFormat};
 use crate::cli::CloudInitArgs;
 use crate::paths::{self, PathError};
 
-/// What cloud-init finds the disk by, padded as FAT has it. It takes small letters as well, which FAT doesn't have.
+/// The label by which cloud-init finds the disk, padded as FAT has it. cloud-init also takes small letters, which FAT
+/// doesn't have.
 const LABEL: [u8; 11] = *b"CIDATA     ";
 /// The files. cloud-init wants the first two of them.
 const USER_DATA: &str = "user-data";
@@ -36,15 +37,15 @@ pub enum CloudInitError {
         /// What the system said.
         cause: io::Error,
     },
-    /// It can't be written.
+    /// The disk can't be written.
     #[error("can't write a disk for cloud-init: {0}")]
     Write(io::Error),
-    /// Its path isn't one for the protocol.
+    /// The disk's path isn't one for the protocol.
     #[error(transparent)]
     Path(#[from] PathError),
 }
 
-/// A disk for cloud-init, which is gone with this.
+/// A disk for cloud-init. It is deleted when this is dropped.
 pub struct Seed {
     file: NamedTempFile,
 }
@@ -85,7 +86,7 @@ impl Seed {
     }
 }
 
-/// The files that are asked for: those of a folder, or those that are named.
+/// Reads the files that are asked for: those of a folder, or those that are named.
 fn files(asked: &CloudInitArgs) -> Result<Option<Vec<Entry>>, CloudInitError> {
     let mut files = Vec::new();
     if let Some(folder) = &asked.cloud_init {
@@ -122,7 +123,8 @@ fn read(file: &Path) -> Result<Vec<u8>, CloudInitError> {
     })
 }
 
-/// The name of an instance that is set up by these files: cloud-init does most of its work once for each instance.
+/// Makes meta-data with the name of an instance that is set up by these files: cloud-init does most of its work once
+/// for each instance.
 fn default_meta_data(files: &[Entry]) -> String {
     // FNV-1a, 64 bits. The length keeps a file's end apart from the next one's beginning.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -135,7 +137,7 @@ fn default_meta_data(files: &[Entry]) -> String {
     format!("instance-id: vmprobe-{hash:016x}\n")
 }
 
-/// The disk's bytes.
+/// Makes the disk's bytes.
 fn image(files: &[Entry]) -> io::Result<Vec<u8>> {
     let content: usize = files.iter().map(|(_, bytes)| bytes.len()).sum();
     let mut image = vec![0; (content + content / 64 + ROOM).next_multiple_of(SECTOR)];
@@ -155,7 +157,7 @@ mod tests {
 
     use super::*;
 
-    /// What is on a disk.
+    /// Returns what is on a disk.
     fn on_disk(image: Vec<u8>) -> (String, Vec<(String, Vec<u8>)>) {
         let system = FileSystem::new(Cursor::new(image), FsOptions::new()).unwrap();
         let label = system.read_volume_label_from_root_dir().unwrap();

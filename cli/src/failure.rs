@@ -154,7 +154,8 @@ impl From<RootError> for Failure {
 }
 
 impl Failure {
-    /// Tells the user, unless there is nobody left to read or nothing the user doesn't know.
+    /// Tells the user, unless the reader of the output has gone or the user knows the reason
+    /// already.
     #[expect(clippy::print_stderr, reason = "the one place where errors are shown")]
     pub fn report(&self) {
         if !self.is_closed_pipe() && !matches!(self, Self::Signal(_)) {
@@ -162,7 +163,7 @@ impl Failure {
         }
     }
 
-    /// The exit code, where it isn't the command's own for failures.
+    /// Returns the exit code, where it isn't the command's own for failures.
     pub fn exit_code(&self) -> Option<u8> {
         match self {
             Self::Signal(number) => Some(128 + number),
@@ -186,7 +187,7 @@ impl Failure {
     }
 }
 
-/// The cause of an error that doesn't tell it itself.
+/// Returns the cause of an error that doesn't tell it itself.
 fn source_text(error: &dyn Error) -> String {
     let source = error.source();
     source.map_or_else(String::new, |source| format!(": {source}"))

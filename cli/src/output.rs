@@ -30,12 +30,12 @@ pub fn print(lines: impl IntoIterator<Item = impl AsRef<str>>) -> Result<(), Fai
     output.flush()
 }
 
-/// A word to the user beside the output.
+/// Prints a note to the user on standard error.
 pub fn note(text: impl AsRef<str>) {
     print_beside(&format!("vmprobe: {}", text.as_ref()));
 }
 
-/// A line to standard error.
+/// Prints a line on standard error.
 #[expect(clippy::print_stderr, reason = "the one place where notes are shown")]
 pub fn print_beside(line: &str) {
     eprintln!("{line}");

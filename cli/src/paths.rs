@@ -6,7 +6,7 @@ use std::path::{Path, absolute};
 
 use vmprobe_client::IMAGE;
 
-/// A path that can't be told a server.
+/// A path that can't be sent to a server.
 #[derive(Debug, thiserror::Error)]
 pub enum PathError {
     #[error("the path {} is not UTF-8, which the protocol wants: rename it", .path.display())]
@@ -15,7 +15,8 @@ pub enum PathError {
     CurrentFolder(io::Error),
 }
 
-/// The path from the root on: the server may have been started elsewhere, and what the user typed counts from here.
+/// Returns the path from the root on: the server may have been started in another folder, and the user's path counts
+/// from this one.
 pub fn text(path: &Path) -> Result<String, PathError> {
     let absolute = absolute(path).map_err(PathError::CurrentFolder)?;
     absolute
@@ -24,7 +25,7 @@ pub fn text(path: &Path) -> Result<String, PathError> {
         .map_err(|path| PathError::NotUtf8 { path })
 }
 
-/// The same of a file that may be an image of the server's, `image:NAME`.
+/// As [`text`], for a file that may be an image of the server's, `image:NAME`.
 pub fn file(path: &Path) -> Result<String, PathError> {
     match path.to_str() {
         Some(image) if image.starts_with(IMAGE) => Ok(image.to_owned()),

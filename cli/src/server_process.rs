@@ -18,7 +18,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// What the server writes before its address.
 const ANNOUNCEMENT: &str = "listening on ";
 
-/// The program `vmprobed`: beside this one, else by name in PATH.
+/// Returns the program `vmprobed`: beside this one, else by name in PATH.
 pub fn program() -> OsString {
     const NAME: &str = "vmprobed";
     env::current_exe()
@@ -28,8 +28,8 @@ pub fn program() -> OsString {
         .map_or_else(|| NAME.into(), Into::into)
 }
 
-/// A `vmprobed` of our own. It ends when its standard input closes, so even when this process is
-/// killed.
+/// A `vmprobed` of this process. It ends when its standard input closes, so even when this process
+/// is killed.
 pub struct ServerProcess {
     child: Child,
     control: ChildStdin,
@@ -48,7 +48,7 @@ impl ServerProcess {
         let mut listen = OsString::from("unix:");
         listen.push(folder.path().join("vmprobed.sock"));
         let mut command = Command::new(&program);
-        // It is nobody's service: its metrics and its log are sent nowhere.
+        // The server isn't run as a service, so its metrics and its log are sent nowhere.
         let names = env::vars_os().map(|(name, _)| name);
         for name in names.filter(|name| name.as_encoded_bytes().starts_with(b"OTEL_")) {
             command.env_remove(name);
@@ -57,7 +57,7 @@ impl ServerProcess {
             .arg("--listen")
             .arg(listen)
             .arg("--exit-with-stdin")
-            // Its guest's files are here, and the folder is another server's.
+            // The guest's files are on this host, and the folder of images is another server's.
             .env_remove("VMPROBED_IMAGES")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -105,7 +105,7 @@ impl ServerProcess {
         } = self;
         drop(control);
         if timeout(END_TIMEOUT, child.wait()).await.is_err() {
-            // Reports only that it has ended meanwhile.
+            // An error says only that the server has ended meanwhile.
             let _ = child.kill().await;
         }
     }

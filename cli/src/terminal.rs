@@ -13,10 +13,10 @@ use crate::failure::Failure;
 /// Ctrl-], which telnet and virsh also take for leaving.
 pub const ESCAPE: u8 = 0x1d;
 
-/// What standard input is good for.
+/// What standard input is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// A terminal that is ours.
+    /// A terminal that this process may read.
     Terminal,
     /// A terminal that another job has: reading it would stop this process.
     Background,
@@ -34,7 +34,7 @@ pub fn input() -> Input {
     }
 }
 
-/// Columns and rows of the terminal, if standard input is one that knows them.
+/// Returns columns and rows of the terminal, if standard input is one that knows them.
 pub fn size() -> Option<(u16, u16)> {
     let size = tcgetwinsize(stdin()).ok()?;
     Some((size.ws_col, size.ws_row))

@@ -27,7 +27,7 @@ fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A folder with `vmprobe` in it and, as `vmprobed`, the given program.
+/// Makes a folder with `vmprobe` in it and, as `vmprobed`, the given program.
 fn installed(name: &str, server: Option<&str>) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&folder);

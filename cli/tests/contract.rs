@@ -17,7 +17,7 @@ use fake::Fake;
 use fake::command::{run, vmprobe};
 use serde_json::{Value, json};
 
-/// A `vmprobe` whose `vmprobed` is one that runs already.
+/// Makes a `vmprobe` whose `vmprobed` is one that runs already.
 fn installed(name: &str, server: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -403,7 +403,7 @@ async fn a_boot_timeline_to_a_place_that_can_t_be_probed_fails_before_the_start(
 async fn a_dump_has_a_hole_where_the_server_sends_nothing() {
     let (_fake, server) = Fake::with_guest().await;
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest.core");
-    // One that is there is replaced.
+    // A file that is there is replaced.
     fs::write(&file, vec![7; 5 * 4096]).unwrap();
     let done = vmprobe(&server, &["dump", "-o", file.to_str().unwrap()]).await;
     assert_eq!(done.code, Some(0), "{}", done.errors);

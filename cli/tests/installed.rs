@@ -45,7 +45,7 @@ fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The subcommands that the help of a command shows.
+/// Returns the subcommands that the help of a command shows.
 fn subcommands(command: &[&str]) -> Vec<String> {
     let help = output(&vmprobe(&[command, &["--help"]].concat()).output().unwrap());
     let (_, list) = help.split_once("\nCommands:\n").unwrap_or_default();

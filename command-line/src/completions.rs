@@ -3,7 +3,7 @@
 use clap::Command;
 pub use clap_complete::Shell;
 
-/// The script for a shell, of all subcommands and options that are not hidden.
+/// Returns the script for a shell, of all subcommands and options that are not hidden.
 #[must_use]
 pub fn completions(mut command: Command, shell: Shell) -> Vec<u8> {
     let name = command.get_name().to_owned();

@@ -109,7 +109,7 @@ impl Reader<'_> {
         Ok(words)
     }
 
-    /// The option that a key is.
+    /// Returns the option that a key names.
     fn option(&self, at: usize, key: &str) -> Result<&Arg, ConfigurationError> {
         let mut options: Vec<(&str, &Arg)> = self
             .command
@@ -135,7 +135,7 @@ impl Reader<'_> {
         Err(self.wrong(at, wrong))
     }
 
-    /// The words of the command line that say the same.
+    /// Returns the words of the command line that say the same.
     fn option_words(
         &self,
         arg: &Arg,
@@ -177,7 +177,7 @@ impl Reader<'_> {
             error.kind(),
             ErrorKind::ValueValidation | ErrorKind::InvalidValue
         );
-        // The environment may have another one that is wrong.
+        // The error may be about a value in the environment instead.
         let is_this = matches!(error.get(ContextKind::InvalidArg), Some(ContextValue::String(arg))
             if arg.split([' ', '=']).next() == Some(&format!("--{name}")));
         if !(is_value && is_this) {
@@ -188,7 +188,7 @@ impl Reader<'_> {
         Err(self.wrong(at, first.trim_start_matches("error: ").to_owned()))
     }
 
-    /// Whether the command line or the environment has the option, or one that excludes it.
+    /// Returns true if the command line or the environment has the option, or one that excludes it.
     fn is_given(&self, arg: &Arg) -> bool {
         let is_given = |arg: &Arg| {
             matches!(
@@ -238,7 +238,7 @@ mod tests {
             .args_conflicts_with_subcommands(true)
     }
 
-    /// The words for a file of this text, and more words behind the file's name.
+    /// Returns the words for a file of this text, and more words behind the file's name.
     fn layered(text: &str, more: &[&str]) -> Result<Vec<String>, String> {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("tool.toml");

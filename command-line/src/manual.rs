@@ -8,7 +8,7 @@ use clap::Command;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
-/// What sections are called whose first line in the help is this, by the names that man-pages(7) has.
+/// First lines of sections in the help, and the names that man-pages(7) has for such sections.
 const SECTIONS: [(&str, &str); 2] = [("Exit codes:", "EXIT STATUS"), ("Examples:", "EXAMPLES")];
 
 /// A page can't be written.
@@ -52,7 +52,7 @@ pub fn write_manual(command: Command, manual: &str, folder: &Path) -> Result<(),
     Ok(())
 }
 
-/// A page. What the help has behind the options keeps its lines as they are.
+/// Renders a page. The text behind the options in the help keeps its lines as they are.
 fn render(title: String, man: &Man, command: &Command) -> io::Result<Vec<u8>> {
     let mut page = title.into_bytes();
     man.render_name_section(&mut page)?;

@@ -47,7 +47,7 @@ const COUNT: usize = SYSTEM + SYSTEM_COUNT;
 pub(crate) struct Number(pub(crate) usize);
 
 impl Number {
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     fn len(self) -> usize {
         match self.0 {
             FLAGS..ST => 4,
@@ -76,7 +76,7 @@ impl RegId for Number {
 pub(crate) struct VcpuRegisters(pub(crate) v1::VcpuState);
 
 impl VcpuRegisters {
-    /// The value of a register, in its length; `None` for one that isn't known.
+    /// Returns the value of a register, in its length; `None` for one that isn't known.
     pub(crate) fn get(&self, number: Number) -> Option<Vec<u8>> {
         let state = &self.0;
         let general = state.registers.unwrap_or_default();
@@ -138,7 +138,7 @@ impl Registers for VcpuRegisters {
         }
     }
 
-    /// Those that can't be set stay as they are.
+    /// Leaves the registers that can't be set as they are.
     fn gdb_deserialize(&mut self, mut bytes: &[u8]) -> Result<(), ()> {
         for number in (0..GENERAL).map(Number) {
             let (value, rest) = bytes.split_at_checked(number.len()).ok_or(())?;
@@ -149,14 +149,14 @@ impl Registers for VcpuRegisters {
     }
 }
 
-/// A register of the FPU or of SSE by gdb's number.
+/// Returns a register of the FPU or of SSE by gdb's number.
 fn fpu(fpu: &v1::FpuState, index: usize) -> Option<Vec<u8>> {
     let of = |bytes: &[u8], len, number| bytes.chunks_exact(len).nth(number).map(<[u8]>::to_vec);
     let value = match index {
         ST..FPU_CONTROL => return of(&fpu.st, ST_LEN, index - ST),
         XMM..MXCSR => return of(&fpu.xmm, XMM_LEN, index - XMM),
         MXCSR => fpu.mxcsr,
-        // An address is in two registers, the upper half of it where 32-bit code has a segment.
+        // An address is in two registers. Its upper half is where 32-bit code has a segment.
         _ => *[
             fpu.control,
             fpu.status,
@@ -177,7 +177,7 @@ fn read(registers: &v1::Registers, index: usize) -> u64 {
     *place(&mut copy, index)
 }
 
-/// A register by gdb's number, of those that can be set.
+/// Returns a register by gdb's number, of those that can be set.
 fn place(r: &mut v1::Registers, index: usize) -> &mut u64 {
     match index {
         0 => &mut r.rax,
@@ -205,7 +205,7 @@ fn place(r: &mut v1::Registers, index: usize) -> &mut u64 {
 mod tests {
     use super::*;
 
-    /// Bits of each register, in the order of the description.
+    /// Returns the bits of each register, in the order of the description.
     fn described() -> Vec<(String, usize)> {
         let xml = X86_64::target_description_xml().unwrap();
         let attribute = |text: &str, name: &str| {

@@ -24,7 +24,7 @@ use vmprobe_client::{ClientError, DebugSession};
 
 use crate::arch::{Number, VcpuRegisters, X86_64};
 
-/// What the server takes at a time.
+/// Bytes that the server takes in one write.
 const WRITE_MOST: usize = 4096;
 /// The errno of a bad address, for gdb.
 const EFAULT: u8 = 14;
@@ -32,9 +32,9 @@ const EFAULT: u8 = 14;
 /// A guest that gdb debugs.
 pub(crate) struct Guest<'a> {
     pub(crate) session: DebugSession,
-    /// The vCPU that is to execute one instruction; the guest goes on without.
+    /// The vCPU that is to execute one instruction. If it is `None`, the guest goes on.
     steps: Option<u32>,
-    /// Takes the reasons for what gdb is told of by a number only.
+    /// Takes the reasons of errors that gdb only gets a number for.
     log: &'a mut (dyn FnMut(&str) + Send),
 }
 
@@ -47,12 +47,13 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Tells a reason that gdb has no words for.
+    /// Logs a reason that gdb has no words for.
     pub(crate) fn log(&mut self, why: &str) {
         (self.log)(why);
     }
 
-    /// What comes of a request to the server: gdb goes on where that says no.
+    /// Checks the answer to a request to the server. If the server refuses, gdb goes on with an
+    /// error.
     fn checked<T>(&mut self, what: &str, done: Result<T, ClientError>) -> TargetResult<T, Self> {
         done.map_err(|error| match error {
             ClientError::Disconnected(_) | ClientError::Protocol(_) => TargetError::Fatal(error),
@@ -78,7 +79,7 @@ impl<'a> Guest<'a> {
     }
 }
 
-/// gdb asks, and waits for its answer, so there is nothing else to do meanwhile.
+/// Waits for the server's answer. gdb itself waits meanwhile, so there is nothing else to do.
 fn wait<T>(answer: impl Future<Output = T>) -> T {
     block_in_place(|| Handle::current().block_on(answer))
 }
@@ -99,7 +100,7 @@ fn execution(kind: BreakpointKind, address: u64) -> Breakpoint {
     }
 }
 
-/// A watchpoint; none for reads alone, which the processor has no means for.
+/// Makes a watchpoint; `None` for reads alone, which the processor can't watch.
 fn data(address: u64, length: u64, kind: WatchKind) -> Option<Breakpoint> {
     let kind = match kind {
         WatchKind::Write => BreakpointKind::Write,
@@ -113,7 +114,7 @@ fn data(address: u64, length: u64, kind: WatchKind) -> Option<Breakpoint> {
     })
 }
 
-/// A stop in gdb's terms.
+/// Returns a stop in gdb's terms.
 pub(crate) fn stop_reason(stopped: &GuestStopped) -> MultiThreadStopReason<u64> {
     let tid = thread(stopped.vcpu);
     let signal = |signal| MultiThreadStopReason::SignalWithThread { tid, signal };
@@ -261,7 +262,7 @@ impl MultiThreadResume for Guest<'_> {
         Ok(())
     }
 
-    /// All vCPUs go on together, so one alone is no other than all.
+    /// Does nothing: all vCPUs go on together, so to continue one is to continue all.
     fn set_resume_action_continue(
         &mut self,
         _tid: Tid,
@@ -291,7 +292,7 @@ impl MultiThreadSingleStep for Guest<'_> {
 }
 
 impl MultiThreadSchedulerLocking for Guest<'_> {
-    /// A step is always alone.
+    /// Does nothing: a vCPU that steps is always alone.
     fn set_resume_action_scheduler_lock(&mut self) -> Result<(), ClientError> {
         Ok(())
     }

@@ -5,8 +5,8 @@ use vmprobe_client::ClientError;
 
 use crate::guest::Guest;
 
-/// The kernel's scripts for gdb ask for this (`scripts/gdb/linux/utils.py`). Who answers it has vCPUs as threads, numbered
-/// from 1, so that the scripts know which CPU's variables are meant.
+/// The kernel's scripts for gdb ask for this (`scripts/gdb/linux/utils.py`). A server that answers it has vCPUs as
+/// threads, numbered from 1, so that the scripts know which CPU's variables are meant.
 const VERSION: &str = "info version";
 
 impl MonitorCmd for Guest<'_> {

@@ -80,7 +80,7 @@ impl<R: AsyncRead + Unpin> Incoming<R> {
         }
     }
 
-    /// The next byte; none at the end. Nothing is lost when the future is dropped.
+    /// Returns the next byte; `None` at the end. Nothing is lost when the future is dropped.
     async fn next(&mut self) -> io::Result<Option<u8>> {
         if self.next == self.buffer.len() {
             self.buffer.clear();
@@ -133,7 +133,7 @@ pub async fn serve(
                 event = guest.session.next() => {
                     let reason = match event {
                         Ok(DebugEvent::Stopped(stopped)) => stop_reason(&stopped),
-                        // It hasn't run, so it stands where it stood.
+                        // The guest hasn't run, so it stands where it stood.
                         Err(ClientError::FailedPrecondition(why)) => {
                             guest.log(&why);
                             stop_reason(&GuestStopped::default())
@@ -148,7 +148,7 @@ pub async fn serve(
                 }
             },
             GdbStubStateMachine::CtrlCInterrupt(interrupt) => {
-                // The stop itself is told as any other. A guest that stands still takes no notice.
+                // The stop itself is reported like any other. A guest that stands still ignores the interrupt.
                 guest.session.interrupt().await?;
                 let no_stop = None::<MultiThreadStopReason<u64>>;
                 interrupt

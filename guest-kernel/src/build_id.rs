@@ -8,7 +8,7 @@ use object::read::elf::{FileHeader, ProgramHeader};
 
 use crate::image::Image;
 
-/// The longest, a SHA-1, in bytes.
+/// Length of the longest build ID, a SHA-1, in bytes.
 const MAX: usize = 20;
 
 /// A build's number.
@@ -25,7 +25,7 @@ impl fmt::Display for BuildId {
     }
 }
 
-/// The number of an image's build; none where its notes have none.
+/// Returns the build ID of an image; `None` if its notes have none.
 pub(crate) fn of(image: &Image<'_>) -> Option<BuildId> {
     let headers = image
         .header

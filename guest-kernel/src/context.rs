@@ -1,4 +1,4 @@
-//! What an event tells of the task and of the CPU: who it was, and what could have interrupted it.
+//! What an event tells of the task and of the CPU: which task it was, and what could have interrupted it.
 //!
 //! Sources: Linux `kernel/trace/trace.c`, `tracing_gen_ctx_irq_test` (what ftrace shows of it);
 //! `include/linux/preempt.h` and `arch/x86/include/asm/preempt.h` (the preemption count);
@@ -24,7 +24,7 @@ const SERVING_SOFT: u32 = 1 << 8;
 /// `PREEMPT_NEED_RESCHED`, which x86 keeps inverted.
 const NO_RESCHED: u32 = 1 << 31;
 
-/// What the kernel's variables said of a CPU and of its task. By default nobody, who can be interrupted by all.
+/// What the kernel's variables said of a CPU and of its task. The default is no task, which everything can interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskContext {
     /// The task's number.
@@ -55,8 +55,9 @@ impl Default for TaskContext {
 }
 
 impl TaskContext {
-    /// Reads the context of a CPU whose variables start at `variables`, GS base of a vCPU in the kernel, and where
-    /// its current task is. `None` if the current task isn't known; what else isn't known is as in the default.
+    /// Reads the context of a CPU whose variables start at `variables`, GS base of a vCPU in the kernel, and the
+    /// address of its current task. `None` if the current task isn't known. Other values that aren't known are those of
+    /// the default.
     pub fn read(
         memory: &dyn GuestMemory,
         tables: PageTables,
@@ -87,7 +88,7 @@ impl TaskContext {
         Some((task, context))
     }
 
-    /// The task's name without its NUL.
+    /// Returns the task's name without its NUL.
     pub fn name(&self) -> &[u8] {
         let end = self.comm.iter().position(|byte| *byte == 0);
         self.comm
@@ -127,7 +128,7 @@ impl<'a> Nearby<'a> {
                 let start = at.0 & !(len - 1);
                 let page = (start, len, found.phys.0 & !(len - 1));
                 if !is_in(&page) {
-                    // It goes on in the next page, which may be anywhere.
+                    // The value goes on in the next page, which may be anywhere.
                     read_virt(self.memory, self.tables, at, &mut bytes).ok()?;
                     return Some(bytes);
                 }
@@ -162,7 +163,7 @@ pub struct Flags {
     pub soft_interrupts_off: bool,
     /// The task was asked to give the CPU up: by its own flag.
     pub need_resched: bool,
-    /// As above: by the CPU's preemption count. One may be set before the other.
+    /// The same by the CPU's preemption count. One may be set before the other.
     pub preempt_need_resched: bool,
     /// The task was asked to give the CPU up when it suits it.
     pub need_resched_lazy: bool,
@@ -190,7 +191,7 @@ pub fn decode(context: &TaskContext, bits: ReschedBits) -> Flags {
     }
 }
 
-/// Which flags of a task ask it to give the CPU up. They are numbers in the source, which no image tells of.
+/// Which flags of a task ask it to give the CPU up. They are numbers in the kernel's source, and no image has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReschedBits {
     /// `TIF_NEED_RESCHED`
@@ -200,14 +201,15 @@ pub struct ReschedBits {
 }
 
 impl Default for ReschedBits {
-    /// As up to Linux 6.12.
+    /// The flags up to Linux 6.12.
     fn default() -> Self {
         Self { now: 3, lazy: None }
     }
 }
 
 impl ReschedBits {
-    /// Those of a kernel with this release, such as `6.12.118+deb13-cloud-amd64`; the default if it has none.
+    /// Returns the flags of a kernel with this release, such as `6.12.118+deb13-cloud-amd64`; the default if the text
+    /// is no release.
     pub fn of(release: &str) -> Self {
         let mut numbers = release
             .split(|letter: char| !letter.is_ascii_digit())

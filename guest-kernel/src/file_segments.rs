@@ -43,7 +43,7 @@ impl FileSegments {
         Ok(Self { all: all.collect() })
     }
 
-    /// Where in the file `len` bytes are that are linked to be at a physical address.
+    /// Returns the offset in the file of `len` bytes that are linked to be at a physical address.
     pub(crate) fn offset(&self, phys: u64, len: usize) -> Option<usize> {
         self.all.iter().find_map(|segment| {
             let offset = usize::try_from(phys.checked_sub(segment.phys)?).ok()?;

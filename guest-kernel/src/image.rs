@@ -86,7 +86,7 @@ impl<'a> Image<'a> {
         })
     }
 
-    /// The addresses from the first kernel segment to the end of the last. Per-CPU variables of older kernels
+    /// Returns the addresses from the first kernel segment to the end of the last. Per-CPU variables of older kernels
     /// are linked at 0, outside the kernel's half.
     pub(crate) fn range(&self) -> Range<u64> {
         let kernel = || {
@@ -110,7 +110,7 @@ impl<'a> Image<'a> {
                 .any(|segment| segment.start <= range.start && range.end <= segment.end)
     }
 
-    /// What the file holds of a range of addresses; `None` unless all of it is there.
+    /// Returns what the file holds of a range of addresses; `None` unless all of it is there.
     pub(crate) fn bytes(&self, range: &Range<u64>) -> Option<&'a [u8]> {
         self.segments.iter().find_map(|segment| {
             let start = usize::try_from(range.start.checked_sub(segment.address)?).ok()?;
@@ -119,7 +119,7 @@ impl<'a> Image<'a> {
         })
     }
 
-    /// What the file holds from an address to the end of its segment; `None` where it holds nothing.
+    /// Returns what the file holds from an address to the end of its segment; `None` where it holds nothing.
     pub(crate) fn from(&self, address: u64) -> Option<&'a [u8]> {
         self.segments.iter().find_map(|segment| {
             let start = usize::try_from(address.checked_sub(segment.address)?).ok()?;

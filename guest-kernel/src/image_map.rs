@@ -13,13 +13,13 @@ pub struct ImageMap {
 }
 
 impl ImageMap {
-    /// The map of an image with these segments.
+    /// Makes the map of an image with these segments.
     pub fn new(segments: Vec<Segment>) -> Self {
         Self { segments }
     }
 
-    /// Where an address of the image is, and how many bytes from there on are
-    /// contiguous; `None` outside the image.
+    /// Returns where an address of the image is, and how many bytes from there on are contiguous;
+    /// `None` outside the image.
     pub fn to_phys(&self, at: GuestVirtAddr) -> Option<(GuestPhysAddr, u64)> {
         self.segments.iter().find_map(|segment| {
             let offset = at.offset_from(segment.virt)?;
@@ -28,7 +28,7 @@ impl ImageMap {
         })
     }
 
-    /// Whether a part of the image is in this range.
+    /// Returns true if a part of the image is in this range.
     pub fn overlaps(&self, range: &Range<GuestVirtAddr>) -> bool {
         self.segments.iter().any(|segment| {
             segment.virt < range.end && segment.virt.wrapping_add(segment.len) > range.start

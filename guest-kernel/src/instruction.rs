@@ -3,8 +3,8 @@
 use guest_state::GuestVirtAddr;
 use iced_x86::{Decoder, DecoderOptions};
 
-/// Bytes of the 64-bit instruction that `bytes` begin with; `None` if they begin with none, or with less
-/// than all of it.
+/// Returns the length in bytes of the 64-bit instruction that `bytes` begin with; `None` if they begin with none, or
+/// with less than all of it.
 pub(crate) fn len(bytes: &[u8], at: GuestVirtAddr) -> Option<usize> {
     /// A call or jump to a relative address (SDM vol. 2, CALL, JMP): most places of the kernel's tables have one.
     const NEAR: usize = 5;

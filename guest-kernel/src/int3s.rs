@@ -7,17 +7,17 @@ use guest_state::x86_64::INT3;
 
 use crate::image::Image;
 
-/// The int3s in the text of an image: padding, and a few that are executed, as
-/// `native_machine_emergency_restart` (`arch/x86/kernel/reboot.c`) has one. An int3 that is found elsewhere
-/// is a breakpoint that somebody has set, and hides the first byte of an instruction; these hide nothing.
+/// The int3s in the text of an image: padding, and a few that are executed, as `native_machine_emergency_restart`
+/// (`arch/x86/kernel/reboot.c`) has one. An int3 that is found elsewhere is a breakpoint that was set later, and hides
+/// the first byte of an instruction. Those of the image hide nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Int3s {
-    /// Those in a row are one range. Sorted by where they begin.
+    /// Each row of int3s is one range. Sorted by where they begin.
     runs: Vec<Range<GuestVirtAddr>>,
 }
 
 impl Int3s {
-    /// Those in some parts of an image.
+    /// Finds the int3s in two parts of an image.
     pub(crate) fn find(image: &Image<'_>, parts: [Range<GuestVirtAddr>; 2]) -> Self {
         let mut runs: Vec<Range<GuestVirtAddr>> = Vec::new();
         for part in parts {
@@ -34,14 +34,14 @@ impl Int3s {
         Self { runs }
     }
 
-    /// Just this one.
+    /// Makes a list of one int3.
     #[cfg(any(test, feature = "testing"))]
     pub fn one(address: GuestVirtAddr) -> Self {
         let run = address..address.wrapping_add(1);
         Self { runs: vec![run] }
     }
 
-    /// Returns true if there is one at an address.
+    /// Returns true if one of these int3s is at an address.
     pub fn contains(&self, address: GuestVirtAddr) -> bool {
         let before = self.runs.partition_point(|run| run.start <= address);
         let run = before.checked_sub(1).and_then(|last| self.runs.get(last));

@@ -82,7 +82,8 @@ impl Kernel {
         Self::new(&image, symbols)
     }
 
-    /// The same with symbols that were given beside it, whether it has any itself or not.
+    /// As [`Self::from_image`], with symbols that were given beside the vmlinux, whether it has any
+    /// itself or not.
     ///
     /// # Errors
     /// Also if the symbols are another kernel's.
@@ -129,8 +130,8 @@ impl Kernel {
         })
     }
 
-    /// A kernel of which only the symbols are known: nothing in it is refused for
-    /// what it is, and modules can't be probed.
+    /// Makes a kernel of which only the symbols are known: no place in it is refused for its kind,
+    /// and modules can't be probed.
     pub fn from_symbols(symbols: Symbols) -> Self {
         Self {
             version: String::new(),

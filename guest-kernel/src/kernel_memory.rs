@@ -35,7 +35,7 @@ impl KernelMemory<'_> {
         Ok(GuestVirtAddr(self.u64(at)?))
     }
 
-    /// A name that ends in a NUL before `max` bytes; `None` if it is longer, empty, or not of
+    /// Reads a name that ends in a NUL before `max` bytes; `None` if it is longer, empty, or not of
     /// graphic characters.
     pub(crate) fn name(&self, at: GuestVirtAddr, max: usize) -> Result<Option<String>, VirtFault> {
         /// Most names take one read.

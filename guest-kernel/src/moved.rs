@@ -2,7 +2,7 @@
 //!
 //! Source: Linux `arch/x86/boot/compressed/misc.c` (`extract_kernel`, `handle_relocations`). The decompressor chooses a
 //! physical and a virtual address, each for itself. It puts the segments there and adds the virtual move to all words
-//! with absolute addresses. Which those are, a list behind the ELF file tells.
+//! with absolute addresses. A list behind the ELF file tells which words those are.
 
 use guest_state::x86_64::paging::UPPER_HALF;
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, Segment};
@@ -56,7 +56,7 @@ pub enum MoveError {
 const PIECE: usize = 1 << 16;
 
 impl Move {
-    /// Finds by how much a kernel has moved that has unpacked itself into this memory, is about to execute its first
+    /// Finds by how much a kernel has moved. It has unpacked itself into this memory, is about to execute its first
     /// instruction at `entry`, and hasn't changed itself yet. Changes its file into that of a kernel that is linked to
     /// be there, and compares all of it with memory.
     ///
@@ -88,8 +88,8 @@ impl Move {
         Ok(found)
     }
 
-    /// Where a segment is that is linked to be elsewhere. Per-CPU variables of older kernels are linked at 0, outside
-    /// the kernel's half, and stay there.
+    /// Returns where a segment is after the move. Per-CPU variables of older kernels are linked at 0, outside the
+    /// kernel's half, and stay there.
     pub fn segment(&self, linked: Segment) -> Segment {
         Segment {
             virt: GuestVirtAddr(self.virt_of(linked.virt.0)),
@@ -130,7 +130,8 @@ impl Move {
         Ok(())
     }
 
-    /// Moves the symbols of a file that isn't stripped. A bzImage's is, as the kernel's own build makes it.
+    /// Moves the symbols of a file that isn't stripped. The file in a bzImage is stripped, as the kernel's own build
+    /// makes it.
     fn move_symbols(&self, file: &mut [u8]) -> Result<(), MoveError> {
         let header = FileHeader64::<LittleEndian>::parse(&*file)?;
         let sections = header.section_headers(LittleEndian, &*file)?;
@@ -154,7 +155,7 @@ impl Move {
         Ok(())
     }
 
-    /// Moves what the headers tell.
+    /// Moves the addresses in the headers.
     fn move_headers(&self, file: &mut [u8]) -> Result<(), MoveError> {
         let header = FileHeader64::<LittleEndian>::parse(&*file)?;
         let (start, count) = (

@@ -50,7 +50,7 @@ pub struct Variables {
 }
 
 impl Variables {
-    /// The offsets of a kernel. What isn't found is `None`.
+    /// Finds the offsets of a kernel. Those that aren't found are `None`.
     pub fn find(symbols: &Symbols, btf: Option<&Btf>) -> Self {
         let member = |of: &str, name: &str, size: u64| {
             let member = btf?.member(of, name).ok()?;
@@ -88,7 +88,7 @@ impl Variables {
     }
 }
 
-/// What has to be added to GS base to reach a part of a per-CPU variable.
+/// Returns what has to be added to GS base to reach a part of a per-CPU variable.
 ///
 /// A symbol is what an instruction has as its displacement, which the processor extends by its sign:
 /// a small number in the kernels whose per-CPU area is linked at 0 (up to 6.14), a kernel address in others.
@@ -100,8 +100,8 @@ pub(crate) fn variable(symbols: &Symbols, name: &str, offset: u32) -> Option<i32
     area.contains(&at).then_some(displacement)
 }
 
-/// The GS base of each CPU that the kernel uses, by its number: reads `__per_cpu_offset`. CPUs that the
-/// kernel will never use (`nr_cpus=`) are left out. The offsets are final once the kernel has started.
+/// Returns the GS base of each CPU that the kernel uses, by its number: reads `__per_cpu_offset`. CPUs that the kernel
+/// will never use (`nr_cpus=`) are left out. The offsets are final once the kernel has started.
 ///
 /// # Errors
 /// See [`OffsetsError`].
@@ -120,7 +120,7 @@ pub fn offsets(
     memory.read(phys, &mut bytes)?;
     let (words, _) = bytes.as_chunks();
     let mut offsets: Vec<_> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    // The kernel begins with the one copy in its image for all CPUs; before 6.15 that is not at 0.
+    // At first all CPUs use the one copy in the kernel's image; before 6.15 the offset of that copy is not 0.
     let is_unused = |offset: &u64| *offset == 0 || image.to_phys(GuestVirtAddr(*offset)).is_some();
     while offsets.last().is_some_and(is_unused) {
         offsets.pop();

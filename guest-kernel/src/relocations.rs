@@ -33,7 +33,7 @@ pub(crate) struct Relocations {
 }
 
 impl Relocations {
-    /// Those behind a vmlinux; none where nothing of the kind is there.
+    /// Reads the lists behind a vmlinux; they are empty if it has none.
     pub(crate) fn behind(file: &[u8]) -> Self {
         let Some(behind) = end_of_elf(file).and_then(|end| file.get(end..)) else {
             return Self::default();
@@ -65,7 +65,7 @@ impl Relocations {
         }
     }
 
-    /// By how much a kernel has moved, by the words that are in memory; 0 where no word tells.
+    /// Finds by how much a kernel has moved, from the first of these words that is in memory; 0 if none is.
     pub(crate) fn find_move(
         &self,
         file: &[u8],
@@ -78,7 +78,7 @@ impl Relocations {
             let linked = u32::from_le_bytes(*file.get(at..)?.first_chunk()?);
             Some(in_memory(*place)?.wrapping_sub(linked))
         });
-        // It stays in the upper 2 GiB, so 31 bits tell.
+        // The kernel stays in the upper 2 GiB, so 31 bits are enough.
         u64::from(found.next().unwrap_or_default())
     }
 
@@ -118,7 +118,7 @@ fn change<const N: usize>(
     }
 }
 
-/// Where the ELF file ends: the last of its headers and of what they tell of, in bytes.
+/// Returns where the ELF file ends, in bytes: behind the last of its headers and of the parts that they describe.
 fn end_of_elf(file: &[u8]) -> Option<usize> {
     let header = FileHeader64::<LittleEndian>::parse(file).ok()?;
     let segments = header.program_headers(LittleEndian, file).ok()?;

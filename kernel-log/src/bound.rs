@@ -1,6 +1,6 @@
 //! Texts that are kept have a bound.
 
-/// The first bytes of a text, up to `most` of them, whole characters only.
+/// Returns the first bytes of a text, up to `most` of them, whole characters only.
 pub(crate) fn start_of(text: &str, most: usize) -> &str {
     if text.len() <= most {
         return text;

@@ -13,7 +13,7 @@ pub(crate) struct Facts {
     pub(crate) task: Option<Task>,
 }
 
-/// What a line says of them.
+/// Returns the CPU and the task that a line names.
 pub(crate) fn facts(text: &str) -> Facts {
     let text = text.trim();
     Facts {
@@ -98,7 +98,7 @@ fn task(text: &str) -> Option<Task> {
     pair(&text[..end], '/')
 }
 
-/// `name/12` or `name:12`.
+/// Splits `name/12` or `name:12`.
 fn pair(text: &str, between: char) -> Option<Task> {
     let (comm, pid) = text.rsplit_once(between)?;
     Task::named(comm, pid.parse().ok()?)

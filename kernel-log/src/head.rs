@@ -2,13 +2,13 @@
 
 use crate::kind::Kind;
 
-/// A line that begins a report, or would if it weren't in one.
+/// A line that begins a report, or would begin one if it weren't within another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) kind: Kind,
-    /// It is all of the report.
+    /// True if the line is all of the report.
     pub(crate) alone: bool,
-    /// The line by which `die` numbers an oops: `Oops: 0002 [#1] SMP` (`__die_header` in
+    /// True for the line by which `die` numbers an oops: `Oops: 0002 [#1] SMP` (`__die_header` in
     /// `arch/x86/kernel/dumpstack.c`). It comes first, or behind a line that says what has happened.
     pub(crate) die: bool,
 }
@@ -31,8 +31,8 @@ const LOCKDEP: &[&str] = &[
     "trying to register non-static key",
 ];
 
-/// Whether a line, without the log's prefix, begins a report. `ruled` says that a line of `=` is in front, as with
-/// lockdep and the checkers of memory.
+/// Returns the head of a report if a line, without the log's prefix, begins one. `ruled` says that a line of `=` is in
+/// front, as with lockdep and the checkers of memory.
 pub(crate) fn head(text: &str, ruled: bool) -> Option<Head> {
     let text = without_subsystem(text);
     let starts = |start: &str| text.starts_with(start);
@@ -101,7 +101,7 @@ pub(crate) fn head(text: &str, ruled: bool) -> Option<Head> {
     })
 }
 
-/// Without what some files put in front of all that they print (`pr_fmt`).
+/// Returns a line without what some files put in front of all that they print (`pr_fmt`).
 fn without_subsystem(text: &str) -> &str {
     let names = ["watchdog: ", "NMI watchdog: ", "rcu: ", "traps: "];
     let text = names
@@ -115,7 +115,7 @@ fn without_subsystem(text: &str) -> &str {
     }
 }
 
-/// What comes behind `BUG: `.
+/// Returns the kind that the text behind `BUG: ` tells.
 fn bug(what: &str) -> Kind {
     let starts = |start: &str| what.starts_with(start);
     if starts("KASAN: ") {
@@ -145,15 +145,15 @@ fn bug(what: &str) -> Kind {
     }
 }
 
-/// `WARNING: CPU: 1 PID: 2 at file.c:3 f+0x1/0x2`, or from 6.19 on `WARNING: file.c:3 at f+0x1/0x2, CPU#1: name/2`
-/// (`__warn` in `kernel/panic.c`).
+/// Returns true for `WARNING: CPU: 1 PID: 2 at file.c:3 f+0x1/0x2`, or from 6.19 on `WARNING: file.c:3 at f+0x1/0x2,
+/// CPU#1: name/2` (`__warn` in `kernel/panic.c`).
 fn is_warning(what: &str) -> bool {
     let old = what.starts_with("CPU: ") && what.contains(" PID: ");
     (old || what.contains(", CPU#")) && (what.contains(" at ") || what.starts_with("at "))
 }
 
-/// `Oops: 0002 [#1] SMP`, `Oops: Oops: 0000 [#1]`, `int3: 0000 [#1]`: an error code of four digits, and the
-/// number of the oops.
+/// Returns true for `Oops: 0002 [#1] SMP`, `Oops: Oops: 0000 [#1]`, `int3: 0000 [#1]`: an error code of four digits,
+/// and the number of the oops.
 fn is_die(text: &str) -> bool {
     let Some((what, number)) = text.split_once(" [#") else {
         return false;
@@ -180,7 +180,7 @@ fn die_kind(text: &str) -> Kind {
     }
 }
 
-/// The last line of a report of the out-of-memory killer (`__oom_kill_process` in `mm/oom_kill.c`).
+/// Returns true for the last line of a report of the out-of-memory killer (`__oom_kill_process` in `mm/oom_kill.c`).
 pub(crate) fn is_oom_kill(text: &str) -> bool {
     let starts = ["Out of memory", "Memory cgroup out of memory"];
     starts.iter().any(|start| text.starts_with(start)) && text.contains(": Killed process ")

@@ -85,7 +85,7 @@ impl Kind {
         Self::OutOfMemory,
     ];
 
-    /// A word for it that programs can rely on.
+    /// Returns a word for it that programs can rely on.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -115,7 +115,7 @@ impl Kind {
         }
     }
 
-    /// Whether it means that the kernel has a fault.
+    /// Returns true if the report means that the kernel has a fault.
     ///
     /// All do but [`OutOfMemory`](Self::OutOfMemory): a guest with little memory and a large program has no
     /// fault. A [`Warning`](Self::Warning) is one, as the kernel's own rules keep `WARN()` for what must not happen

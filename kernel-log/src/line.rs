@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Who printed a line (`printk_caller_id` in `kernel/printk/printk.c`).
+/// The task or CPU that printed a line (`printk_caller_id` in `kernel/printk/printk.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Caller {
     /// A task, by its number: `T1`.
@@ -25,7 +25,7 @@ pub struct Line<'a> {
     pub level: Option<u16>,
     /// The time since boot.
     pub at: Option<Duration>,
-    /// Who printed it.
+    /// The task or CPU that printed it.
     pub caller: Option<Caller>,
     /// The rest, with its own indentation.
     pub text: &'a str,
@@ -68,7 +68,7 @@ fn level(line: &str) -> (Option<u16>, &str) {
     (digits.parse().ok(), rest)
 }
 
-/// `[%5lu.%06lu]` in front of a text.
+/// Splits off `[%5lu.%06lu]` in front of a text.
 fn stamp(text: &str) -> Option<(Duration, &str)> {
     let (inside, rest) = text.strip_prefix('[')?.split_once(']')?;
     let (seconds, micros) = inside.split_once('.')?;
@@ -82,7 +82,7 @@ fn stamp(text: &str) -> Option<(Duration, &str)> {
     Some((at, rest))
 }
 
-/// `[%6s]` in front of a text, of `T` or `C` and a number.
+/// Splits off `[%6s]` in front of a text, of `T` or `C` and a number.
 fn caller(text: &str) -> Option<(Caller, &str)> {
     let (inside, rest) = text.strip_prefix('[')?.split_once(']')?;
     if inside.len() < 6 {

@@ -4,7 +4,8 @@
 /// with its prefix, `kernel/printk/internal.h`).
 pub const MAX_LINE: usize = 4096;
 
-/// Bytes of an escape sequence at most. What is longer is none, so text can't vanish behind it.
+/// Bytes of an escape sequence at most. A longer one isn't taken for an escape sequence, so text can't vanish behind
+/// it.
 const MAX_ESCAPE: u8 = 128;
 
 /// Splits a console's bytes into lines.
@@ -27,20 +28,20 @@ enum Escape {
     None,
     /// Behind ESC.
     Begun,
-    /// In a control sequence, `ESC [`, of which so many bytes have come.
+    /// In a control sequence, `ESC [`. The number counts its bytes so far.
     Control(u8),
-    /// In a control string, such as `ESC ]`, of which so many bytes have come.
+    /// In a control string, such as `ESC ]`. The number counts its bytes so far.
     String(u8),
 }
 
 impl Lines {
-    /// At the start of a line.
+    /// Begins at the start of a line.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The lines that end in these bytes, without their ends.
+    /// Returns the lines that end in these bytes, without their ends.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<String> {
         let mut lines = Vec::new();
         for byte in bytes {
@@ -59,13 +60,13 @@ impl Lines {
         lines
     }
 
-    /// The last line, if it has no end.
+    /// Returns the last line, if it has no end.
     pub fn finish(&mut self) -> Option<String> {
         self.escape = Escape::None;
         (!self.line.is_empty()).then(|| self.take())
     }
 
-    /// The byte, if it belongs to the text.
+    /// Returns the byte, if it belongs to the text.
     fn text(&mut self, byte: u8) -> Option<u8> {
         const ESC: u8 = 0x1b;
         const BEL: u8 = 0x07;

@@ -41,11 +41,11 @@ pub struct Report {
     /// The first stack in it, innermost frame first, [`MAX_FRAMES`] at most. Frames of interrupts and of what they
     /// have interrupted follow each other.
     pub stack: Vec<Frame>,
-    /// Lines are missing: there were too many, or the report stopped without its end.
+    /// True if lines are missing: there were too many, or the report stopped without its end.
     pub truncated: bool,
 }
 
-/// Functions, by how their names begin, that only report. The place that is to blame is further out.
+/// Beginnings of the names of functions that only report. The place that is to blame is further out on the stack.
 const REPORTERS: &[&str] = &[
     "dump_stack",
     "show_stack",
@@ -100,8 +100,8 @@ const REPORTERS: &[&str] = &[
 ];
 
 impl Report {
-    /// The place that it is about, as good as the report tells: the instruction pointer, else the first reliable
-    /// frame of the stack that is not of the code that reports.
+    /// Returns the place that the report is about, as far as the report tells: the instruction pointer, else the first
+    /// reliable frame of the stack that is not of the code that reports.
     #[must_use]
     pub fn place(&self) -> Option<&Place> {
         let reports = |place: &Place| {

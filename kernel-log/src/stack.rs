@@ -21,7 +21,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// The function, if the kernel has told it.
+    /// Returns the function, if the kernel has told it.
     #[must_use]
     pub fn function(&self) -> Option<&str> {
         match self {
@@ -30,8 +30,8 @@ impl Place {
         }
     }
 
-    /// A place that is all of a text: `f+0x1/0x2`, `f+0x1/0x2 [m]`, `0xffffffff8101abcd`, `[<ffffffff8101abcd>]`,
-    /// `[<ffffffff8101abcd>] f+0x1/0x2`.
+    /// Parses a text that is a place and nothing else: `f+0x1/0x2`, `f+0x1/0x2 [m]`, `0xffffffff8101abcd`,
+    /// `[<ffffffff8101abcd>]`, `[<ffffffff8101abcd>] f+0x1/0x2`.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         if let Some((address, rest)) = text
@@ -87,15 +87,15 @@ const NAME_MAX: usize = 512;
 /// A call on a stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Frame {
-    /// Where it goes on.
+    /// Where execution continues.
     pub place: Place,
-    /// Whether the unwinder vouches for it. A line with `?` is what the stack happens to hold
-    /// (`printk_stack_address` in `arch/x86/kernel/dumpstack.c`).
+    /// True if the kernel's unwinder vouches for the frame. A line with `?` is an address that happens to be on the
+    /// stack (`printk_stack_address` in `arch/x86/kernel/dumpstack.c`).
     pub reliable: bool,
 }
 
 impl Frame {
-    /// A line of a stack.
+    /// Parses a line of a stack.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         let place = text.strip_prefix("? ");
@@ -105,7 +105,7 @@ impl Frame {
     }
 }
 
-/// The kernel's instruction pointer: the place of `RIP: 0010:f+0x1/0x2`. Segment 0x10 is the kernel's code
+/// Returns the kernel's instruction pointer: the place of `RIP: 0010:f+0x1/0x2`. Segment 0x10 is the kernel's code
 /// (`arch/x86/include/asm/segment.h`); with 0x33 it is a program's.
 pub(crate) fn kernel_rip(text: &str) -> Option<Place> {
     let rest = text.trim().strip_prefix("RIP: 0010:")?;
@@ -120,7 +120,7 @@ fn hex(digits: &str) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok()
 }
 
-/// An address of the kernel's half: 16 digits. Shorter numbers are something else.
+/// Parses an address of the kernel's half: 16 digits. Shorter numbers are something else.
 fn address(digits: &str) -> Option<u64> {
     hex(digits).filter(|_| digits.len() == 16)
 }

@@ -2,7 +2,7 @@
 
 use vmprobe_kernel_log::{Kind, Lines, Place, Report, Reports};
 
-/// All reports on a console.
+/// Returns all reports on a console.
 fn reports_of(console: &str) -> Vec<Report> {
     let mut lines = Lines::new();
     let mut reports = Reports::new();
@@ -18,7 +18,7 @@ fn reports_of(console: &str) -> Vec<Report> {
     found
 }
 
-/// What of a report the tables below compare.
+/// Returns the parts of a report that the tables below compare.
 fn told(report: &Report) -> String {
     let Report {
         kind,

@@ -17,7 +17,7 @@ use crate::names;
 /// The kernel's functions return an error as its number below 0, down to so much (`include/linux/err.h`).
 const MAX_ERRNO: i64 = 4095;
 
-/// The action of setting a register: `rdi=5`.
+/// Reads the action of setting a register: `rdi=5`.
 ///
 /// # Errors
 /// What is wrong, in words.
@@ -32,7 +32,7 @@ pub fn set(text: &str) -> Result<Action, String> {
     })))
 }
 
-/// The action of returning a value in a function's place: `-1`.
+/// Reads the action of returning a value in a function's place: `-1`.
 ///
 /// # Errors
 /// It is no number of 64 bits.
@@ -41,7 +41,7 @@ pub fn override_return(text: &str) -> Result<Action, String> {
     Ok(action(Kind::OverrideReturn(OverrideReturn { value })))
 }
 
-/// The action of writing memory: `ADDRESS=BYTES`, `REGISTER=BYTES` or `REGISTER+OFFSET=BYTES`, the bytes in
+/// Reads the action of writing memory: `ADDRESS=BYTES`, `REGISTER=BYTES` or `REGISTER+OFFSET=BYTES`, the bytes in
 /// hexadecimal, in the order of their addresses.
 ///
 /// # Errors
@@ -65,12 +65,12 @@ pub fn write(text: &str) -> Result<Action, String> {
     })))
 }
 
-/// The action of pausing the VM.
+/// Makes the action of pausing the VM.
 pub fn pause() -> Action {
     action(Kind::Pause(PauseGuest {}))
 }
 
-/// An action as the module's table has it.
+/// Returns an action as text, in the form of the module's table.
 pub fn text(action: &Action) -> String {
     let name = |register| {
         let known = Register::try_from(register).ok();

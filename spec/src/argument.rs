@@ -110,11 +110,11 @@ pub struct Type {
 /// What a single value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BaseType {
-    /// `u8` to `u64`: so many bits, shown in decimal.
+    /// `u8` to `u64`: this many bits, shown in decimal.
     Unsigned(u8),
-    /// `s8` to `s64`: so many bits, shown in decimal.
+    /// `s8` to `s64`: this many bits, shown in decimal.
     Signed(u8),
-    /// `x8` to `x64`: so many bits, shown in hexadecimal.
+    /// `x8` to `x64`: this many bits, shown in hexadecimal.
     Hex(u8),
     /// `char`
     Char,

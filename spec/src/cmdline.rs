@@ -6,10 +6,10 @@ use crate::{SpecError, parse};
 
 const PARAMETER: &str = "vmprobe.probe";
 
-/// The probes on a guest's command line: those of every `vmprobe.probe=DEFINITION[;DEFINITION...]`,
-/// in order. Spaces in a definition are written as commas, as in the kernel's own `kprobe_event=`
-/// (`vmprobe.probe=p:open,do_sys_openat2,post`), or the whole is quoted
-/// (`vmprobe.probe="p:open do_sys_openat2 post"`).
+/// Reads the probes on a guest's command line: those of every
+/// `vmprobe.probe=DEFINITION[;DEFINITION...]`, in order. Spaces in a definition are written as
+/// commas, as in the kernel's own `kprobe_event=` (`vmprobe.probe=p:open,do_sys_openat2,post`), or
+/// the whole is quoted (`vmprobe.probe="p:open do_sys_openat2 post"`).
 ///
 /// Words and quotes are split as the kernel does (`next_arg` in `lib/cmdline.c`): what follows
 /// `--` belongs to the guest's init and is not read.
@@ -43,7 +43,7 @@ pub fn from_cmdline(cmdline: &str) -> Vec<Result<ProbeSpec, SpecError>> {
     found
 }
 
-/// Commas and spaces are equally long, so columns stay.
+/// Reads one definition. Commas and spaces are equally long, so columns stay.
 fn one(text: &str) -> Result<ProbeSpec, SpecError> {
     parse(&text.replace(',', " ")).map_err(|error| SpecError {
         text: text.to_owned(),
@@ -62,7 +62,8 @@ fn missing(word: &str) -> SpecError {
     }
 }
 
-/// The words of a command line. Quotes keep spaces; those around a whole word are taken away.
+/// Returns the words of a command line. Quotes keep spaces; those around a whole word are taken
+/// away.
 fn words(cmdline: &str) -> impl Iterator<Item = &str> {
     let mut rest = cmdline;
     std::iter::from_fn(move || {

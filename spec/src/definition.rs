@@ -13,8 +13,8 @@ use crate::limits::STACK_DEFAULT;
 use crate::names;
 use crate::reader::options::{AND, FILTER, NO_REGISTER, RELATIONS, is_option};
 
-/// The text of a probe in the kernel's form, such as `p:open do_sys_openat2 post`. [`parse`] reads
-/// the same probe from it, provided that its name and symbol are ones that can be typed.
+/// Returns the text of a probe in the kernel's form, such as `p:open do_sys_openat2 post`. [`parse`] reads the same
+/// probe from it, provided that its name and symbol are ones that can be typed.
 ///
 /// [`parse`]: crate::parse
 #[must_use]
@@ -53,7 +53,7 @@ pub fn definition(spec: &ProbeSpec) -> String {
         }
     }
     for argument in &spec.arguments {
-        // A parameter that is called like an option, with a name of its own.
+        // A parameter that is called like an option gets a name of its own.
         match is_option(argument) {
             true => {
                 let _ = write!(text, " {argument}={argument}");
@@ -83,8 +83,8 @@ pub fn definition(spec: &ProbeSpec) -> String {
     text
 }
 
-/// The words of a probe's text that ask for its options, such as `count` and `if=pid==100`; none for
-/// the default.
+/// Returns the words of a probe's text that ask for its options, such as `count` and `if=pid==100`; none for the
+/// default.
 #[must_use]
 pub fn option_words(options: &ProbeOptions) -> Vec<String> {
     let mut words = Vec::new();
@@ -109,7 +109,7 @@ pub fn option_words(options: &ProbeOptions) -> Vec<String> {
     words
 }
 
-/// The names of the registers that a probe's events have; none where a name isn't known.
+/// Returns the names of the registers that a probe's events have, without registers whose names aren't known.
 #[must_use]
 pub fn register_names(options: &ProbeOptions) -> Vec<&'static str> {
     options
@@ -130,7 +130,7 @@ pub fn may_optimize(options: &ProbeOptions) -> bool {
     options.optimize.unwrap_or(true)
 }
 
-/// A condition as `if=` has it, such as `edi==0xffffff9c`.
+/// Returns a condition as `if=` has it, such as `edi==0xffffff9c`.
 #[must_use]
 pub fn condition_text(condition: &Condition) -> String {
     let constant = condition.constant;

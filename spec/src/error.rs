@@ -39,9 +39,9 @@ impl Display for SpecError {
     }
 }
 
-/// The error as several lines of plain text: the reason, and what it is about below the text, without a
-/// line's end at the last. `source` says where the text is from, such as a file's name. U+FFFD stands for
-/// each control character, so that a text from elsewhere can't steer a terminal.
+/// Returns the error as several lines of plain text: the reason, and what it is about below the text, without a line's
+/// end at the last. `source` says where the text is from, such as a file's name. U+FFFD stands for each control
+/// character, so that a text from elsewhere can't steer a terminal.
 ///
 /// ```
 /// let error = vmprobe_spec::parse("p vfs_read +0(%di").unwrap_err();

@@ -10,7 +10,7 @@ use crate::{SpecError, WrongAt};
 pub enum Command {
     /// A probe.
     Register(ProbeSpec),
-    /// `-:NAME`: no more probe of that name.
+    /// `-:NAME`: removes the probe of that name.
     Remove {
         /// The name, as it was given: `EVENT` or `GROUP/EVENT`; `GROUP/` for all of the group.
         name: String,
@@ -20,10 +20,9 @@ pub enum Command {
     },
 }
 
-/// What the lines of a text ask for, such as those of a file: a probe in any form, `-:NAME`, or nothing.
-/// What follows a `#` is a comment, except in quotes (`trace_parse_run_command` in
-/// `kernel/trace/trace.c`; the kernel knows no such exception, and no line that goes on in the next).
-/// Errors have the numbers of their lines.
+/// Reads what the lines of a text ask for, such as those of a file: a probe in any form, `-:NAME`, or nothing. What
+/// follows a `#` is a comment, except in quotes (`trace_parse_run_command` in `kernel/trace/trace.c`; the kernel knows
+/// no such exception, and no line that goes on in the next). Errors have the numbers of their lines.
 ///
 /// ```
 /// use vmprobe_spec::{Command, definitions};
@@ -80,7 +79,7 @@ fn command(line: &str) -> Result<Command, SpecError> {
     })
 }
 
-/// What stands before a line's `#`. Quotes that don't end are none.
+/// Returns what stands before a line's `#`. Quotes without an end don't count as quotes.
 fn before_comment(line: &str) -> &str {
     let mut from = 0;
     while let Some(found) = line

@@ -15,7 +15,7 @@
 //! | `w jiffies/4:rw`, `w 0xffffffff82a05940/1` | that many bytes; reads and writes |
 //!
 //! | `p tcp_*`, `r ext4_*` | all functions that match: `*` is any text, `?` one character |
-//! | `-:open` | no more probe of that name ([`definitions`] only) |
+//! | `-:open` | removes the probe of that name ([`definitions`] only) |
 //!
 //! A name is a name of C, or `GROUP/EVENT` as the kernel has it. Without a group it may have dots and
 //! hyphens, too.
@@ -52,7 +52,7 @@
 //!
 //! | word | means |
 //! | --- | --- |
-//! | `stack`, `stack=32` | events have the return addresses on the stack, at most 16 or so many |
+//! | `stack`, `stack=32` | events have the return addresses on the stack, at most 16 or the given number |
 //! | `count` | hits are counted, without events |
 //! | `regs=rdi+rsi` | events have these registers only; `regs=none` for none |
 //! | `if=edi==0xffffff9c&&pid==100` | only hits that meet all of these; `if=` may be repeated |

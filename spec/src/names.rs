@@ -38,18 +38,18 @@ const VARIABLES: [(&str, Variable); 3] = [
     ("tgid", Variable::Tgid),
 ];
 
-/// The number of a register: that of its encoding, 16 for RFLAGS, and 17 for RIP.
+/// Returns the number of a register: that of its encoding, 16 for RFLAGS, and 17 for RIP.
 pub fn number(register: Register) -> Option<u8> {
     u8::try_from(i32::from(register) - 1).ok()
 }
 
-/// The register of a [`number`].
+/// Returns the register of a [`number`].
 pub fn numbered(number: u8) -> Option<Register> {
     let register = Register::try_from(i32::from(number) + 1).ok()?;
     (register != Register::Unspecified).then_some(register)
 }
 
-/// The general register, or part of one, that has this name.
+/// Returns the general register, or part of one, that has this name.
 pub fn part(name: &str) -> Option<RegisterPart> {
     (0..).zip(GENERAL).find_map(|(number, names)| {
         let width = names.iter().position(|known| *known == name)?;
@@ -60,7 +60,7 @@ pub fn part(name: &str) -> Option<RegisterPart> {
     })
 }
 
-/// The name of a part of a general register.
+/// Returns the name of a part of a general register.
 pub fn part_name(part: &RegisterPart) -> Option<&'static str> {
     let number = number(Register::try_from(part.register).ok()?)?;
     let width = SIZES.iter().position(|size| *size == part_size(part))?;
@@ -74,7 +74,7 @@ fn part_size(part: &RegisterPart) -> u32 {
     }
 }
 
-/// The whole register of this name, such as an event has.
+/// Returns the whole register of this name, such as an event has.
 pub fn register(name: &str) -> Option<Register> {
     match part(name) {
         Some(part) if part.bytes == 8 => Some(part.register()),
@@ -82,7 +82,7 @@ pub fn register(name: &str) -> Option<Register> {
     }
 }
 
-/// The name of a whole register.
+/// Returns the name of a whole register.
 pub fn register_name(register: Register) -> Option<&'static str> {
     match register {
         Register::Rflags => Some(FLAGS),
@@ -90,12 +90,12 @@ pub fn register_name(register: Register) -> Option<&'static str> {
     }
 }
 
-/// The register of this name that an action can set: a whole general register, `rflags` or `rip`.
+/// Returns the register of this name that an action can set: a whole general register, `rflags` or `rip`.
 pub fn settable(name: &str) -> Option<Register> {
     register(name).or_else(|| (name == INSTRUCTION_POINTER).then_some(Register::Rip))
 }
 
-/// The name by which [`settable`] finds a register.
+/// Returns the name by which [`settable`] finds a register.
 pub fn settable_name(register: Register) -> Option<&'static str> {
     match register {
         Register::Rip => Some(INSTRUCTION_POINTER),
@@ -103,7 +103,7 @@ pub fn settable_name(register: Register) -> Option<&'static str> {
     }
 }
 
-/// What a condition compares, by its name: a register of any width, `cpu`, `pid` or `tgid`.
+/// Returns what a condition compares, by its name: a register of any width, `cpu`, `pid` or `tgid`.
 pub fn operand(name: &str) -> Option<Operand> {
     let variable = VARIABLES.iter().find(|(known, _)| *known == name);
     match variable {
@@ -112,7 +112,7 @@ pub fn operand(name: &str) -> Option<Operand> {
     }
 }
 
-/// The name of what a condition compares.
+/// Returns the name of what a condition compares.
 pub fn operand_name(operand: &Operand) -> Option<&'static str> {
     match operand {
         Operand::Register(part) => part_name(part),
@@ -123,7 +123,7 @@ pub fn operand_name(operand: &Operand) -> Option<&'static str> {
     }
 }
 
-/// Bytes of what a condition compares.
+/// Returns the size in bytes of what a condition compares.
 pub fn operand_size(operand: &Operand) -> u32 {
     match operand {
         Operand::Register(part) => part_size(part),

@@ -1,4 +1,4 @@
-//! A part of a text that knows where it is.
+//! A part of a text, with its place in the whole.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ impl<'a> Piece<'a> {
         self.at + self.text.len()
     }
 
-    /// What follows its first `bytes`; nothing where they aren't whole characters of it.
+    /// Returns what follows the first `bytes`; nothing where they end within a character or beyond the text.
     pub fn skip(self, bytes: usize) -> Self {
         match self.text.get(bytes..) {
             Some(text) => Self {
@@ -36,7 +36,7 @@ impl<'a> Piece<'a> {
         }
     }
 
-    /// What follows a prefix, if it begins with that.
+    /// Returns what follows a prefix, if the text begins with it.
     pub fn behind(self, prefix: &str) -> Option<Self> {
         let text = self.text.strip_prefix(prefix)?;
         Some(Self {
@@ -45,28 +45,28 @@ impl<'a> Piece<'a> {
         })
     }
 
-    /// What stands before the byte `at`, and what from there on.
+    /// Returns what stands before the byte `at`, and what stands from there on.
     pub fn split_at(self, at: usize) -> (Self, Self) {
         let rest = self.skip(at);
         let text = self.text.get(..rest.at - self.at).unwrap_or(self.text);
         (Self { text, ..self }, rest)
     }
 
-    /// What stands before the first `separator`, and what behind it.
+    /// Returns what stands before the first `separator`, and what stands behind it.
     pub fn split(self, separator: char) -> Option<(Self, Self)> {
         let (before, rest) = self.split_at(self.text.find(separator)?);
         Some((before, rest.skip(separator.len_utf8())))
     }
 
-    /// What begins with characters that belong, and the rest.
+    /// Returns the beginning whose characters all belong, by `belongs`, and the rest.
     pub fn take(self, belongs: impl Fn(char) -> bool) -> (Self, Self) {
         let end = self.text.find(|c| !belongs(c));
         self.split_at(end.unwrap_or(self.text.len()))
     }
 }
 
-/// A whole number, as `kstrtoul` with base 0 reads it (`lib/kstrtox.c`): `0x` for hexadecimal, `0` for
-/// octal, else decimal.
+/// Reads a whole number, as `kstrtoul` with base 0 does (`lib/kstrtox.c`): `0x` for hexadecimal, `0` for octal, else
+/// decimal.
 pub fn number(text: &str) -> Option<u64> {
     let (radix, digits) = match text.as_bytes() {
         [b'0', b'x' | b'X', ..] => (16, text.get(2..)?),
@@ -77,7 +77,7 @@ pub fn number(text: &str) -> Option<u64> {
     all.then(|| u64::from_str_radix(digits, radix).ok())?
 }
 
-/// A number that may have a minus, as `kstrtol` with base 0 reads it.
+/// Reads a number that may have a minus, as `kstrtol` with base 0 does.
 pub fn signed(text: &str) -> Option<i64> {
     match text.strip_prefix('-') {
         Some(digits) => 0_i64.checked_sub_unsigned(number(digits)?),

@@ -22,7 +22,7 @@ pub fn read(text: &str) -> Result<ProbeSpec, SpecError> {
     reader.spec().map_err(|wrong| error(text, wrong))
 }
 
-/// The error about a place in a text.
+/// Makes the error about a place in a text.
 pub fn error(text: &str, wrong: WrongAt) -> SpecError {
     let WrongAt {
         span,
@@ -73,13 +73,12 @@ impl<'a> Cursor<'a> {
             arguments: arguments.into_texts(),
             filter: filter.to_owned(),
             stack,
-            // The kernel's grammar has none.
+            // The kernel's grammar has no actions.
             actions: Vec::new(),
         })
     }
 
-    /// `p`, `r16:NAME`, `w:GROUP/NAME` and so on, and the space behind it; the name is empty where
-    /// there is none.
+    /// Reads `p`, `r16:NAME`, `w:GROUP/NAME` and so on, and the space behind it; the name is empty where there is none.
     fn kernel_form(&mut self) -> Result<Option<(Kind, &'a str)>, WrongAt> {
         let rest = self.rest();
         let head = self.word();
@@ -136,9 +135,9 @@ impl<'a> Cursor<'a> {
     }
 
     /// Refuses what the kernel takes for a wrong kind of probe (`__trace_kprobe_create` in
-    /// `kernel/trace/trace_kprobe.c`), so that it isn't a place with a parameter's name behind it. No
-    /// kernel's symbol looks like that, except for the few with neither `_` nor `.` that begin with p or r
-    /// and a digit: with words behind, they need a `p ` or `r ` before them.
+    /// `kernel/trace/trace_kprobe.c`), so that it isn't read as a place with a parameter's name behind it. No kernel's
+    /// symbol looks like that, except for the few with neither `_` nor `.` that begin with p or r and a digit: with
+    /// words behind, they need a `p ` or `r ` before them.
     fn no_kind(&self, head: &str, colon: bool) -> Result<(), WrongAt> {
         let is_word = head.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let behind = head.get(1..).unwrap_or("");
@@ -165,7 +164,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The calls that `r64` follows; 0, the default, for a plain `r`.
+    /// Reads how many calls `r64` follows; 0, the default, for a plain `r`.
     fn maxactive(&self, digits: &str) -> Result<u32, WrongAt> {
         if digits.is_empty() {
             return Ok(0);
@@ -181,7 +180,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// `NAME=`, or nothing.
+    /// Reads `NAME=`, or nothing.
     fn name_and_equals(&mut self) -> Result<&'a str, WrongAt> {
         let Some(end) = self.word().find('=') else {
             return Ok("");
@@ -199,7 +198,7 @@ impl<'a> Cursor<'a> {
         Ok(name)
     }
 
-    /// `[MODULE:]SYMBOL[+OFFSET][%return]` or an address.
+    /// Reads `[MODULE:]SYMBOL[+OFFSET][%return]` or an address.
     fn place(&mut self, kind: &mut Kind) -> Result<Place, WrongAt> {
         let start = self.at;
         let module = self.module(matches!(kind, Kind::Watchpoint(_)));
@@ -250,13 +249,13 @@ impl<'a> Cursor<'a> {
         }))
     }
 
-    /// `MODULE:`, or nothing. Where an access may stand (`jiffies:rw`), it wins.
+    /// Reads `MODULE:`, or nothing. Text that can be an access, as in `jiffies:rw`, is taken for one.
     fn module(&mut self, watch: bool) -> &'a str {
         let word = self.word();
         let Some((module, behind)) = word.split_once(':') else {
             return "";
         };
-        // `jiffies:rw/8` is a slip that must not wait for a module called jiffies.
+        // `jiffies:rw/8` is a mistake, and must not become a probe that waits for a module called jiffies.
         let last = behind.split_once('/').filter(|(_, end)| !end.contains(':'));
         let last = last.map_or(behind, |(last, _)| last);
         let access = watch && last.bytes().all(|byte| b"rwx".contains(&byte));
@@ -269,7 +268,7 @@ impl<'a> Cursor<'a> {
         module
     }
 
-    /// `%return`, which makes a return probe of a plain one.
+    /// Reads `%return`, which makes a return probe of a plain one.
     fn percent_return(&mut self, kind: &mut Kind) -> Result<(), WrongAt> {
         let word = self.word();
         match kind {
@@ -286,7 +285,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A watchpoint's `[/LENGTH][:ACCESS]`.
+    /// Reads a watchpoint's `[/LENGTH][:ACCESS]`.
     fn extent(&mut self, watch: &mut Watchpoint) -> Result<(), WrongAt> {
         if self.rest().starts_with('/') {
             self.at += 1;
@@ -330,12 +329,13 @@ fn instruction() -> Kind {
     Kind::Instruction(InstructionProbe::default())
 }
 
-/// What a probe's name may have; the same that the server takes, besides the `+` of default names.
+/// Returns true for what a probe's name may have: the characters that the server takes, except for the `+` of default
+/// names.
 fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || "_.-/".contains(c)
 }
 
-/// What a pattern for symbols has besides: `*` is any text, `?` one character.
+/// Returns true for what a pattern for symbols may have besides: `*` is any text, `?` one character.
 fn is_wild(c: char) -> bool {
     c == '*' || c == '?'
 }
@@ -346,7 +346,7 @@ pub fn is_pattern(symbol: &str) -> bool {
     symbol.contains(is_wild)
 }
 
-/// What a kernel symbol has: C's letters, and the dots and dollars of the compiler's own.
+/// Returns true for what a kernel symbol may have: C's letters, and the dots and dollars of the compiler's own.
 fn is_symbol(c: char) -> bool {
     c.is_ascii_alphanumeric() || "_.$@".contains(c)
 }

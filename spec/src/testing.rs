@@ -5,19 +5,20 @@
 pub enum Refused {
     /// By its text, with the kernel's name for the error.
     Here(&'static str),
-    /// By who knows the guest's symbols and code.
+    /// Later, by the code that knows the guest's symbols and code.
     BySymbols,
-    /// By who knows the guest's types.
+    /// Later, by the code that knows the guest's types.
     ByTypes,
-    /// By who knows the probes that are there already: this one.
+    /// Later, by the code that knows the other probes, if this one is there already.
     ByOtherProbes(&'static str),
-    /// By nobody: a kernel without types or without arguments at returns refuses it, 6.12 takes it.
+    /// Not at all: a kernel without types or without arguments at returns refuses it, 6.12 takes
+    /// it.
     Never,
 }
 
 use Refused::{ByOtherProbes, BySymbols, ByTypes, Here, Never};
 
-/// The event that others of its name have to be like.
+/// The event that other events of its name have to be like.
 const EVENT: &str = "p:kprobes/testevent kernel_clone";
 const EVENT_WITH_ARGUMENT: &str = "p:kprobes/testevent kernel_clone abcd=\\1";
 
@@ -102,12 +103,12 @@ pub const SYNTAX_ERRORS: [(&str, Refused); 58] = [
     ("p vfs_read args=^$arg*", Here("BAD_VAR_ARGS")),
     ("p vfs_read +0(^$arg*)", Here("BAD_VAR_ARGS")),
     ("p vfs_read $arg* ^$arg*", Here("DOUBLE_ARGS")),
-    // Not with 6.12, which has the arguments of the entry at the return.
+    // 6.12 doesn't refuse it, as it has the arguments of the entry at the return.
     ("r vfs_read ^$arg*", Never),
     ("p vfs_read+8 ^$arg*", Here("NOFENTRY_ARGS")),
     ("p vfs_read ^hoge", ByTypes),
     ("p kfree ^$arg10", ByTypes),
     ("r kfree ^$retval", ByTypes),
-    // Only where the kernel has no types.
+    // The kernel refuses it only if it has no types.
     ("p vfs_read ^$arg*", Never),
 ];

@@ -23,7 +23,7 @@ pub(crate) enum Time {
 }
 
 impl Time {
-    /// The number, of whatever unit.
+    /// Returns the number of nanoseconds or of ticks.
     pub(crate) fn number(self) -> u64 {
         match self {
             Self::Nanoseconds(number) | Self::Ticks(number) => number,
@@ -32,12 +32,12 @@ impl Time {
 }
 
 impl Clock {
-    /// A clock for a counter of so many hertz; 0 where that isn't known.
+    /// Makes a clock for a counter of `hz` hertz; 0 where that isn't known.
     pub(crate) fn new(hz: u64) -> Self {
         Self { hz, offset: 0 }
     }
 
-    /// When the event happened.
+    /// Returns when the event happened.
     pub(crate) fn time(&mut self, event: &Event) -> Time {
         let told = event.context.as_ref().map_or(0, |context| context.time_ns);
         if told != 0 {
@@ -55,13 +55,13 @@ impl Clock {
         }
     }
 
-    /// How long ago a counter stood at `earlier` when it stands at `tsc`, in nanoseconds; none where the
-    /// frequency isn't known. It is 0 where `earlier` is the later one.
+    /// Returns the nanoseconds from the count `earlier` to the count `tsc`; `None` where the frequency isn't known. It
+    /// is 0 if `earlier` is the later one.
     pub(crate) fn duration(self, earlier: u64, tsc: u64) -> Option<u64> {
         self.nanoseconds(tsc.saturating_sub(earlier))
     }
 
-    /// The moment of `earlier` if `tsc` is at `time`.
+    /// Returns the moment of the count `earlier` if the count `tsc` is at `time`.
     pub(crate) fn earlier(self, earlier: u64, tsc: u64, time: Time) -> u64 {
         let ago = match time {
             Time::Nanoseconds(_) => self.duration(earlier, tsc).unwrap_or(0),

@@ -14,27 +14,27 @@ use crate::writer::{Guest, Writer};
 /// Different stacks that are told apart. Events with others are counted together.
 const STACKS_MAX: usize = 1 << 18;
 
-/// What the outermost frame of a stack is called of which callers are missing.
+/// The name of the outermost frame of a stack whose callers are missing.
 const CUT: &str = "[...]";
 
-/// What the frame of those others is called.
+/// The name of the frame for stacks that aren't told apart.
 const OTHERS: &str = "[other stacks]";
 
 /// Counts the stacks of events.
 ///
-/// A stack is `comm;outermost;...;innermost`, each frame the function's name without an offset, or its
-/// address where nothing covers it. `?` stands for an unknown task, `[...]` for callers that are missing. At most 262144 different stacks are
-/// told apart; events with others count as `[other stacks]`. Events without a stack don't count.
+/// A stack is `comm;outermost;...;innermost`, each frame the function's name without an offset, or its address where
+/// nothing covers it. `?` stands for an unknown task, `[...]` for callers that are missing. At most 262144 different
+/// stacks are told apart; events with others count as `[other stacks]`. Events without a stack don't count.
 pub struct Stacks {
     names: Names,
     counts: BTreeMap<String, u64>,
     lost: u64,
-    /// The stack at hand, kept for its memory.
+    /// The text of the current stack. The field keeps its memory from event to event.
     folded: String,
 }
 
 impl Stacks {
-    /// No stacks yet.
+    /// Begins without stacks.
     #[must_use]
     pub fn new(guest: &Guest) -> Self {
         Self {
@@ -77,7 +77,7 @@ impl Stacks {
         self.folded = folded;
     }
 
-    /// The stacks in the order of their text, each a line `comm;outermost;innermost 12`.
+    /// Returns the stacks in the order of their text, each a line `comm;outermost;innermost 12`.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let lines = self.counts.iter();
         lines.map(|(folded, count)| format!("{folded} {count}"))
@@ -121,7 +121,7 @@ pub struct Folded<W> {
 }
 
 impl<W: Write> Folded<W> {
-    /// A writer to `out`. Everything is written at the end.
+    /// Makes a writer to `out`. Everything is written at the end.
     pub fn new(out: W, guest: &Guest) -> Self {
         Self {
             out,
@@ -140,7 +140,7 @@ impl<W: Write> Writer for Folded<W> {
         Ok(())
     }
 
-    /// The format has no place for it.
+    /// Does nothing: the format has no place for lost events.
     fn lost(&mut self, _: u64) -> io::Result<()> {
         Ok(())
     }
@@ -161,7 +161,7 @@ pub struct FlameGraph<W> {
 }
 
 impl<W: Write> FlameGraph<W> {
-    /// A writer to `out`. Everything is written at the end.
+    /// Makes a writer to `out`. Everything is written at the end.
     pub fn new(out: W, guest: &Guest) -> Self {
         Self {
             out,

@@ -13,7 +13,7 @@ use crate::text::printable;
 use crate::values;
 use crate::writer::{Guest, Writer};
 
-/// Whether the lines have a header.
+/// Which header the lines have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
     /// As in `trace`. The header has the number of entries, so everything is written at the end.
@@ -38,8 +38,7 @@ pub enum Header {
 ///   make up lines.
 /// - Where the context isn't known, the task is `<...>-0` and the flags are `X....`; the kernel's `X` stands
 ///   for "interrupts off isn't known".
-/// - need-resched is `N` or `.`, as the protocol tells one thing of two that the kernel knows apart.
-/// - What the kernel has no event for has a note at its end: `(post)`, `(access)`, `(tail call)`, `(fault ...)`.
+/// - An event that the kernel doesn't have ends in a note: `(post)`, `(access)`, `(tail call)`, `(fault ...)`.
 /// - `[LOST 5 EVENTS]` names no CPU.
 /// - Without any known clock, times are ticks, in the kernel's form for its `x86-tsc` clock.
 pub struct Ftrace<W> {
@@ -56,7 +55,7 @@ pub struct Ftrace<W> {
 }
 
 impl<W: Write> Ftrace<W> {
-    /// A writer to `out`.
+    /// Makes a writer to `out`.
     ///
     /// # Errors
     /// There is no temporary file for lines that wait for their header.
@@ -77,7 +76,7 @@ impl<W: Write> Ftrace<W> {
         })
     }
 
-    /// What the lines go to.
+    /// Returns what the lines go to.
     pub fn get_mut(&mut self) -> &mut W {
         &mut self.out
     }
@@ -100,7 +99,8 @@ impl<W: Write> Ftrace<W> {
         line.push('\n');
     }
 
-    /// `trace_stack_print` in `kernel/trace/trace_output.c`: an entry of its own behind the event's.
+    /// Appends the stack as an entry of its own behind the event's, as `trace_stack_print` in
+    /// `kernel/trace/trace_output.c`.
     fn push_stack(&mut self, event: &Event) {
         let time = self.clock.time(event);
         push_context(&mut self.line, event, time);
@@ -158,7 +158,7 @@ impl<W: Write> Writer for Ftrace<W> {
     }
 }
 
-/// `print_event_info` and `print_func_help_header_irq` in `kernel/trace/trace.c`.
+/// Makes the header, as `print_event_info` and `print_func_help_header_irq` in `kernel/trace/trace.c`.
 fn header(entries: u64, lost: u64, cpus: u32) -> String {
     let written = entries.saturating_add(lost);
     format!(
@@ -216,7 +216,7 @@ fn push_context(line: &mut String, event: &Event, time: Time) {
     };
 }
 
-/// The five characters of `trace_print_lat_fmt` in `kernel/trace/trace_output.c`.
+/// Returns the five characters of `trace_print_lat_fmt` in `kernel/trace/trace_output.c`.
 fn flags(context: Option<&Context>) -> String {
     let Some(context) = context else {
         return "X....".into();
@@ -227,7 +227,7 @@ fn flags(context: Option<&Context>) -> String {
         (false, true) => 'b',
         (false, false) => '.',
     };
-    // The letters for lazy ones are those of 6.13 and newer.
+    // The letters for lazy rescheduling are those of 6.13 and newer.
     let resched = match (
         context.need_resched,
         context.preempt_need_resched,
@@ -258,7 +258,8 @@ fn flags(context: Option<&Context>) -> String {
     format!("{interrupts}{resched}{inside}{preempt}{migrate}")
 }
 
-/// A depth has four bits (`tracing_gen_ctx_irq_test` in `kernel/trace/trace.c`), so more than 15 is `f`.
+/// Returns the digit of a depth. It has four bits (`tracing_gen_ctx_irq_test` in `kernel/trace/trace.c`), so more than
+/// 15 is `f`.
 fn depth(depth: u32) -> char {
     match depth.min(15) {
         0 => '.',

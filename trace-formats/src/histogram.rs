@@ -68,7 +68,7 @@ impl Histogram {
             .fold(0, |sum, count| sum.saturating_add(*count))
     }
 
-    /// The ranges from the shortest to the longest duration; none without one.
+    /// Returns the ranges from the shortest to the longest duration; none if there is no duration.
     pub fn ranges(&self) -> impl Iterator<Item = Range> {
         let is_used = |count: &u64| *count > 0;
         let first = self.counts.iter().position(is_used).unwrap_or(0);
@@ -85,19 +85,19 @@ impl Histogram {
         })
     }
 
-    /// The shortest duration in nanoseconds; none of none.
+    /// The shortest duration in nanoseconds; `None` if there is no duration.
     #[must_use]
     pub fn shortest(&self) -> Option<u64> {
         (self.count() > 0).then_some(self.shortest)
     }
 
-    /// The longest duration in nanoseconds; none of none.
+    /// The longest duration in nanoseconds; `None` if there is no duration.
     #[must_use]
     pub fn longest(&self) -> Option<u64> {
         (self.count() > 0).then_some(self.longest)
     }
 
-    /// The average in nanoseconds; none of none.
+    /// The average in nanoseconds; `None` if there is no duration.
     #[must_use]
     pub fn average(&self) -> Option<u64> {
         let average = self.sum.checked_div(self.count().into())?;
@@ -133,7 +133,7 @@ impl fmt::Display for Histogram {
     }
 }
 
-/// Nanoseconds with three digits and a unit: `512 ns`, `1.02 us`, `33.6 ms`, `137 s`.
+/// Returns nanoseconds with three digits and a unit: `512 ns`, `1.02 us`, `33.6 ms`, `137 s`.
 fn duration(nanoseconds: u128) -> String {
     let (unit, scale) = match nanoseconds {
         0..1_000 => return format!("{nanoseconds} ns"),

@@ -8,7 +8,7 @@ use vmprobe_proto::v1::{Event, Probe};
 use crate::record::Recorder;
 use crate::writer::{Guest, Writer};
 
-/// Writes one JSON value a line, `docs/trace-event.schema.json` tells of which form: a
+/// Writes one JSON value a line, in the form of `docs/trace-event.schema.json`: a
 /// [`Record`](crate::Record), or `{"lost":5}` where events were lost.
 pub struct JsonLines<W> {
     out: W,
@@ -16,7 +16,7 @@ pub struct JsonLines<W> {
 }
 
 impl<W: Write> JsonLines<W> {
-    /// A writer to `out`. Each line is written at once.
+    /// Makes a writer to `out`. Each line is written at once.
     pub fn new(out: W, guest: &Guest) -> Self {
         Self {
             out,

@@ -3,7 +3,7 @@
 use vmprobe_proto::v1::event::Detail;
 use vmprobe_proto::v1::{Event, EventKind, Fault, Registers, Return};
 
-/// One word for the event's kind.
+/// Returns one word for the event's kind.
 pub(crate) fn kind_name(event: &Event) -> &'static str {
     match (event.kind(), &event.detail) {
         (EventKind::Post, _) => "post",
@@ -14,7 +14,7 @@ pub(crate) fn kind_name(event: &Event) -> &'static str {
     }
 }
 
-/// The details of a function's return, if the event is one.
+/// Returns the details of a function's return, if the event is one.
 pub(crate) fn returned(event: &Event) -> Option<&Return> {
     match &event.detail {
         Some(Detail::Return(returned)) if kind_name(event) == "return" => Some(returned),
@@ -22,8 +22,8 @@ pub(crate) fn returned(event: &Event) -> Option<&Return> {
     }
 }
 
-/// What the kernel's own events never are, as text to append: `(post)`, `(access)`, `(tail call)` or
-/// `(fault #PF error 0x2 at 0x10)`.
+/// Returns a note on an event that the kernel's own events never are, as text to append: `(post)`, `(access)`, `(tail
+/// call)` or `(fault #PF error 0x2 at 0x10)`.
 pub(crate) fn note(event: &Event) -> Option<String> {
     match (kind_name(event), &event.detail) {
         ("post", _) => Some("(post)".into()),
@@ -51,7 +51,7 @@ fn fault_text(fault: &Fault) -> String {
     text
 }
 
-/// An exception's mnemonic (Intel SDM volume 3, table 6-1); empty for what has none.
+/// Returns an exception's mnemonic (Intel SDM volume 3, table 6-1); empty if it has none.
 pub(crate) fn vector_name(vector: u32) -> &'static str {
     const NAMES: [&str; 22] = [
         "#DE", "#DB", "NMI", "#BP", "#OF", "#BR", "#UD", "#NM", "#DF", "", "#TS", "#NP", "#SS",
@@ -63,7 +63,7 @@ pub(crate) fn vector_name(vector: u32) -> &'static str {
         .unwrap_or(&"")
 }
 
-/// The general registers with their names, in the order in which they are shown.
+/// Returns the general registers with their names, in the order in which they are shown.
 #[must_use]
 pub fn named_registers(r: &Registers) -> [(&'static str, u64); 18] {
     [

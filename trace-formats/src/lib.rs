@@ -10,7 +10,7 @@
 //! | `.svg` | a flame graph | browsers |
 //!
 //! [`create`] makes the [`Writer`] that a file's name asks for. A [`Recorder`] makes a [`Record`] of each event, for
-//! those who bring events elsewhere. [`Histogram`] is a text about latencies.
+//! programs that bring events elsewhere. [`Histogram`] is a text about latencies.
 //!
 //! What a guest puts into an event is never trusted: no event makes a writer panic, and what a writer
 //! remembers of the events is bounded. Each writer says what it does beyond its bounds.

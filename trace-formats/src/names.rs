@@ -14,7 +14,7 @@ use crate::writer::Guest;
 /// The group of a probe that names none (`KPROBE_EVENT_SYSTEM` in `kernel/trace/trace_kprobe.c`).
 const GROUP: &str = "kprobes";
 
-/// Knows the probes that it was told of, and whom to ask for addresses.
+/// The probes that are known, and the symbols that name addresses.
 pub(crate) struct Names {
     probes: HashMap<u64, Arc<Probe>>,
     symbols: Arc<dyn Symbols + Send + Sync>,
@@ -35,17 +35,17 @@ impl Names {
         }
     }
 
-    /// The event's probe, if it is known.
+    /// Returns the event's probe, if it is known.
     pub(crate) fn probe(&self, event: &Event) -> Option<&Arc<Probe>> {
         self.probes.get(&event.probe_id)
     }
 
-    /// What covers an address.
+    /// Returns what covers an address.
     pub(crate) fn symbol(&self, address: u64) -> Option<Place> {
         self.symbols.name(address)
     }
 
-    /// An address as the kernel writes it with its offset (`seq_print_ip_sym` in
+    /// Returns an address as the kernel writes it with its offset (`seq_print_ip_sym` in
     /// `kernel/trace/trace_output.c`): `vfs_read+0x5/0x310`, `0x00401000` where nothing covers it, `0` for 0.
     pub(crate) fn place(&self, address: u64) -> String {
         match (address, self.symbol(address)) {
@@ -55,7 +55,7 @@ impl Names {
         }
     }
 
-    /// The same without the offset: `vfs_read`.
+    /// As [`Self::place`], without the offset: `vfs_read`.
     pub(crate) fn function(&self, address: u64) -> String {
         match (address, self.symbol(address)) {
             (0, _) => "0".into(),
@@ -64,7 +64,7 @@ impl Names {
         }
     }
 
-    /// What covers the address of a probe. The probe's own symbol comes before other names of the same place.
+    /// Returns what covers the address of a probe. The probe's own symbol comes before other names of the same place.
     fn symbol_of(&self, probe: &Probe) -> Option<Place> {
         let found = self.symbol(probe.address);
         if probe.symbol.is_empty() {
@@ -81,8 +81,8 @@ impl Names {
         })
     }
 
-    /// Where an event that is no return happened: the probe's place; where its data was accessed, the
-    /// instruction behind the access.
+    /// Returns where an event that is no return happened: the probe's place, or for an access to data the instruction
+    /// behind the access.
     pub(crate) fn event_place(&self, event: &Event) -> String {
         match self.probe(event) {
             Some(probe) if probe.address != 0 && event.kind() != EventKind::Access => {
@@ -95,7 +95,7 @@ impl Names {
         }
     }
 
-    /// The address of that place. It is 0 where it isn't known.
+    /// Returns the address of that place. It is 0 where it isn't known.
     pub(crate) fn event_address(&self, event: &Event) -> u64 {
         match self.probe(event) {
             Some(probe) if probe.address != 0 && event.kind() != EventKind::Access => probe.address,
@@ -106,7 +106,7 @@ impl Names {
         }
     }
 
-    /// The function that a return event's probe is on; `?` where that isn't known.
+    /// Returns the function that a return event's probe is on; `?` where that isn't known.
     pub(crate) fn probed_function(&self, event: &Event) -> String {
         match self.probe(event) {
             Some(probe) if !probe.symbol.is_empty() => printable(probe.symbol.as_bytes()),
@@ -115,7 +115,7 @@ impl Names {
         }
     }
 
-    /// Group and name of the event, such as `kprobes` and `open`; see [`event_name`].
+    /// Returns group and name of the event, such as `kprobes` and `open`; see [`event_name`].
     pub(crate) fn event_name(&self, event: &Event) -> (String, String) {
         match self.probe(event) {
             Some(probe) => event_name(probe),
@@ -123,13 +123,13 @@ impl Names {
         }
     }
 
-    /// The argument that the event's value at an index belongs to.
+    /// Returns the argument that the event's value at an index belongs to.
     pub(crate) fn argument(&self, event: &Event, at: usize) -> Option<&Argument> {
         self.probe(event)?.arguments.get(at)
     }
 
-    /// The place of a return event as the kernel writes it, `ksys_read+0x6a/0xe0 <- vfs_read`, of any other
-    /// its place (`print_kprobe_event` and `print_kretprobe_event` in `kernel/trace/trace_kprobe.c`).
+    /// Returns the place of an event as the kernel writes it, for a return event `ksys_read+0x6a/0xe0 <- vfs_read`
+    /// (`print_kprobe_event` and `print_kretprobe_event` in `kernel/trace/trace_kprobe.c`).
     pub(crate) fn places(&self, event: &Event) -> String {
         match returned(event) {
             Some(returned) => format!(
@@ -142,10 +142,9 @@ impl Names {
     }
 }
 
-/// Group and name of a probe's events. The name is the probe's; `fs/open` is `open` of the group `fs`. A
-/// probe without a name has the kernel's default one: `p_vfs_read_0`, `r_vfs_read_0`, or
-/// `p_0xffffffff81234567` where there is no symbol (`__trace_kprobe_create` in `kernel/trace/trace_kprobe.c`). A
-/// watchpoint's begins with `w`.
+/// Returns group and name of a probe's events. The name is the probe's; `fs/open` is `open` of the group `fs`. A probe
+/// without a name has the kernel's default one: `p_vfs_read_0`, `r_vfs_read_0`, or `p_0xffffffff81234567` where there
+/// is no symbol (`__trace_kprobe_create` in `kernel/trace/trace_kprobe.c`). A watchpoint's begins with `w`.
 pub(crate) fn event_name(probe: &Probe) -> (String, String) {
     if !probe.name.is_empty() {
         let name = printable(probe.name.as_bytes());

@@ -149,7 +149,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder of a guest's events, which knows no probe yet.
+    /// Makes a recorder of a guest's events, which knows no probe yet.
     #[must_use]
     pub fn new(guest: &Guest) -> Self {
         Self {
@@ -163,7 +163,7 @@ impl Recorder {
         self.names.learn(probes);
     }
 
-    /// The record of an event. Events without a time have the right one only if events come in their order.
+    /// Makes the record of an event. An event without a time gets the right one only if events come in their order.
     pub fn record(&mut self, event: &Event) -> Record {
         let time = self.clock.time(event);
         let names = &self.names;
@@ -240,7 +240,7 @@ impl Address {
     }
 }
 
-/// Such as `vfs_read+0x5`: without the size, as in the rest of vmprobe's JSON.
+/// Returns a symbol and an offset such as `vfs_read+0x5`: without the size, as in the rest of vmprobe's JSON.
 fn symbol(names: &Names, address: u64) -> Option<String> {
     let symbol = names.symbol(address)?;
     let name = printable(symbol.name.as_bytes());
@@ -320,7 +320,7 @@ fn has(chosen: &[String], name: &str) -> bool {
     chosen.iter().any(|chosen| chosen == name)
 }
 
-/// The names of the registers that a probe's events have, if those aren't all.
+/// Returns the names of the registers that a probe's events have; `None` if those are all.
 fn chosen_registers(probe: &Probe) -> Option<Vec<String>> {
     let options = probe.options.as_ref()?;
     let name = |register: Register| {

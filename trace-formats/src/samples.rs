@@ -16,7 +16,7 @@ pub(crate) const OPEN: u64 = 0xffff_ffff_812f_0c10;
 pub(crate) const VFS_READ: u64 = 0xffff_ffff_8130_1000;
 pub(crate) const KSYS_READ: u64 = 0xffff_ffff_8130_2000;
 
-/// Two CPUs of 1 GHz.
+/// Makes a guest of two CPUs of 1 GHz.
 pub(crate) fn guest() -> Guest {
     let symbols = |address: u64| {
         let known = [
@@ -48,7 +48,8 @@ fn argument(name: &str, format: ArgumentFormat, size: u32) -> Argument {
     }
 }
 
-/// `open` at `do_sys_openat2`, `done` at the returns of `vfs_read`, `read` at its entry.
+/// Makes the probes `open` at `do_sys_openat2`, `done` at the returns of `vfs_read`, `read` at its
+/// entry.
 pub(crate) fn probes() -> Vec<Probe> {
     vec![
         Probe {
@@ -105,7 +106,7 @@ fn context(time_ns: u64) -> Context {
     }
 }
 
-/// `cat` opens a file.
+/// Makes the event of `cat` opening a file.
 pub(crate) fn open() -> Event {
     Event {
         probe_id: 1,
@@ -128,7 +129,7 @@ pub(crate) fn open() -> Event {
     }
 }
 
-/// The same with a stack, whose outermost address is nobody's.
+/// Makes the event of [`open`] with a stack, whose outermost address has no symbol.
 pub(crate) fn with_stack() -> Event {
     Event {
         stack: vec![OPEN, KSYS_READ + 0x6a, 0x0040_1000],
@@ -136,7 +137,7 @@ pub(crate) fn with_stack() -> Event {
     }
 }
 
-/// The entry of the call that [`returned`] ends.
+/// Makes the entry of the call that [`returned`] ends.
 pub(crate) fn read() -> Event {
     Event {
         probe_id: 3,
@@ -148,7 +149,7 @@ pub(crate) fn read() -> Event {
     }
 }
 
-/// `vfs_read` returns after 3 us.
+/// Makes the return from `vfs_read` after 3 us.
 pub(crate) fn returned() -> Event {
     Event {
         probe_id: 2,

@@ -9,7 +9,7 @@ pub(crate) struct Spool {
 }
 
 impl Spool {
-    /// An empty one.
+    /// Makes an empty one.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             file: BufWriter::new(tempfile::tempfile()?),

@@ -16,7 +16,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// A symbol of the kernel itself, of unknown size.
+    /// Makes a place at a symbol of the kernel itself, of unknown size.
     #[must_use]
     pub fn new(name: impl Into<String>, offset: u64) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl fmt::Display for Place {
 
 /// Tells the names of a guest's addresses.
 pub trait Symbols {
-    /// What covers the address, if anything does that is known.
+    /// Returns what covers the address, if that is known.
     fn name(&self, address: u64) -> Option<Place>;
 }
 

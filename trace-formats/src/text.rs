@@ -27,14 +27,14 @@ pub(crate) fn push_escaped(out: &mut String, bytes: &[u8]) {
     }
 }
 
-/// The same as a new string.
+/// As [`push_bytes`], into a new string.
 pub(crate) fn printable(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     push_bytes(&mut out, bytes);
     out
 }
 
-/// What C and ftrace take as a name: letters, digits and `_`, no digit first; all else becomes `_`.
+/// Makes a name for C and ftrace of a text: letters, digits and `_`, no digit first; all else becomes `_`.
 pub(crate) fn identifier(name: &str) -> String {
     let mut out: String = name
         .chars()

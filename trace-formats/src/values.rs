@@ -27,8 +27,8 @@ pub(crate) enum Meaning<'a> {
     Missing,
 }
 
-/// What a value means for an argument. What the protocol doesn't foresee, such as text for a number, keeps
-/// the value's own nature.
+/// Returns what a value means for an argument. A value that the protocol doesn't foresee, such as text for a number,
+/// keeps its own type.
 pub(crate) fn meaning<'a>(argument: Option<&Argument>, value: &'a Value) -> Meaning<'a> {
     let format = argument.map_or(ArgumentFormat::Unspecified, Argument::format);
     let size = argument.map_or(0, |argument| argument.size);
@@ -62,8 +62,8 @@ fn of_format(format: ArgumentFormat, size: u32, bits: u64) -> Option<Meaning<'st
     })
 }
 
-/// The name of an argument; `arg3` for the third if it has none, as in the kernel
-/// (`traceprobe_parse_probe_arg` in `kernel/trace/trace_probe.c`).
+/// Returns the name of an argument; `arg3` for the third if it has none, as in the kernel (`traceprobe_parse_probe_arg`
+/// in `kernel/trace/trace_probe.c`).
 pub(crate) fn name(argument: Option<&Argument>, at: usize) -> String {
     match argument {
         Some(argument) if !argument.name.is_empty() => text::printable(argument.name.as_bytes()),
@@ -114,7 +114,7 @@ fn push_nested(out: &mut String, argument: Option<&Argument>, value: &Value, dep
     };
 }
 
-/// Appends one byte as a character, `\xNN` if it isn't one that can be seen.
+/// Appends one byte as a character, or as `\xNN` if it isn't visible.
 pub(crate) fn push_char(out: &mut String, byte: u8) {
     if byte.is_ascii() && !byte.is_ascii_control() {
         out.push(char::from(byte));

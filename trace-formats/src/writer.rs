@@ -26,13 +26,13 @@ pub trait Writer {
     /// The output can't be written, or the format has no room for this event.
     fn event(&mut self, event: &Event) -> io::Result<()>;
 
-    /// Notes that so many events were lost before the next one.
+    /// Notes that `count` events were lost before the next one.
     ///
     /// # Errors
     /// The output can't be written.
     fn lost(&mut self, count: u64) -> io::Result<()>;
 
-    /// Hands on what is written so far to whoever reads the output meanwhile. It does nothing for formats that
+    /// Hands on what is written so far, for programs that read the output meanwhile. It does nothing for formats that
     /// are written at their end.
     ///
     /// # Errors
@@ -41,8 +41,8 @@ pub trait Writer {
         Ok(())
     }
 
-    /// Writes what is left, and whatever the format has only once all events are known. It is called once,
-    /// after the last event. Without it the output is incomplete.
+    /// Writes what is left, and the parts of the format that need all events. It is called once, after the last event.
+    /// Without it the output is incomplete.
     ///
     /// # Errors
     /// The output can't be written.
@@ -99,7 +99,7 @@ impl Format {
         ("svg", Self::FlameGraph),
     ];
 
-    /// The format that a file's name ends in, if it is one of [`Format::ENDINGS`].
+    /// Returns the format that a file's name ends in, if it is one of [`Format::ENDINGS`].
     #[must_use]
     pub fn of(path: &Path) -> Option<Self> {
         let ending = path.extension()?.to_str()?;

@@ -251,7 +251,7 @@ proptest! {
         for (ending, _) in Format::ENDINGS {
             write(&folder.path().join(format!("x.{ending}")), &guest(hz), &probes, &events).unwrap();
         }
-        // Lines stay lines.
+        // A line of output stays one line.
         let read = |ending: &str| std::fs::read_to_string(folder.path().join(ending)).unwrap();
         let json = read("x.json");
         prop_assert_eq!(json.lines().count(), 2 * events.len());

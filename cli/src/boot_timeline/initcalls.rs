@@ -36,7 +36,7 @@ impl Names {
                 Err(ClientError::Disconnected(reason)) => {
                     return Err(ClientError::Disconnected(reason).into());
                 }
-                // It stays a number.
+                // The function stays a number.
                 Err(_) => None,
             };
         }
@@ -60,13 +60,13 @@ impl Names {
             .levels
             .entry(function.to_owned())
             .or_insert_with(|| Some(level.clone()));
-        // Two functions of one name: which of them ran isn't known.
+        // Two functions have this name: which of them ran isn't known.
         if known.as_deref() != Some(&level) {
             *known = None;
         }
     }
 
-    /// The function's name, or its address.
+    /// Returns the function's name, or its address.
     pub fn function(&self, address: u64) -> String {
         match self.functions.get(&address) {
             Some(name) => name.clone(),
@@ -74,7 +74,7 @@ impl Names {
         }
     }
 
-    /// The level, by the name of its macro: `arch` for `arch_initcall`; empty where it isn't known.
+    /// Returns the level, by the name of its macro: `arch` for `arch_initcall`; empty where it isn't known.
     pub fn level(&self, address: u64) -> &str {
         let name = self.functions.get(&address);
         let level = name.and_then(|name| self.levels.get(name));
@@ -116,7 +116,7 @@ fn function_and_level(entry: &str) -> Option<(&str, String)> {
     None
 }
 
-/// What follows `DIGITS_`.
+/// Returns what follows `DIGITS_`.
 fn skip_number(text: &str) -> Option<&str> {
     let (digits, rest) = text.split_once('_')?;
     let number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());

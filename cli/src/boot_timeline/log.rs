@@ -58,7 +58,7 @@ pub struct BootLog {
 }
 
 impl BootLog {
-    /// A probe whose first hit belongs into the timeline. Its place in the list is the answer.
+    /// Adds a probe whose first hit belongs into the timeline. Returns its place in the list.
     pub fn add_probe(&mut self, id: u64, name: String) -> usize {
         let index = self.stages.len();
         self.stages.push(BootStage {
@@ -76,12 +76,12 @@ impl BootLog {
         self.stages[stage].after = Some(other);
     }
 
-    /// The stage at which the boot is over.
+    /// Sets the stage at which the boot is over.
     pub fn watch_until(&mut self, stage: usize) {
         self.until = Some(stage);
     }
 
-    /// The return probe on `do_one_initcall`.
+    /// Sets the return probe on `do_one_initcall`.
     pub fn add_initcall_probe(&mut self, id: u64) {
         self.roles.insert(id, Role::Initcall);
     }
@@ -99,7 +99,7 @@ impl BootLog {
         self.lost = self.lost.saturating_add(lost);
     }
 
-    /// Takes an event in; true when the boot is over with it.
+    /// Takes an event in. Returns true if the boot is over with it.
     pub fn add(&mut self, event: &Event) -> bool {
         match self.roles.get(&event.probe_id) {
             Some(Role::BootStage(index)) => self.hit(*index, event.tsc),

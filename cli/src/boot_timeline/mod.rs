@@ -28,7 +28,7 @@ use crate::tracing::EventNames;
 const NAME: &str = "boot";
 
 /// Boots the guest, watches it until user space or the given place, and prints what was seen.
-/// Answers with the guest's exit code where the guest ended by itself.
+/// Returns the guest's exit code where the guest ended by itself.
 pub async fn boot_timeline(arguments: BootTimeline) -> Result<u8, Failure> {
     let request = guest::request(NAME, &arguments.kernel, &arguments.machine, true)?;
     let until = arguments.until.as_deref().map(spec::parse).transpose()?;
@@ -49,7 +49,7 @@ pub async fn boot_timeline(arguments: BootTimeline) -> Result<u8, Failure> {
 
 /// Why watching stopped.
 enum End {
-    /// The guest got to where it was to be watched until.
+    /// The guest has come to the place until which it was to be watched.
     Reached,
     Ended(Ending),
     Interrupted(Failure),
@@ -83,8 +83,8 @@ impl Session<'_> {
         let copy = sink.map(|sink| EventCopy::new(names, &[], sink));
         let end = observe(&mut log, events, copy.transpose()?, interrupted).await?;
         if !self.arguments.keep && !matches!(end, End::Ended(_)) {
-            // Names are asked for while the VM still is; the guest needn't go on meanwhile. When it
-            // can't be paused it has just ended by itself.
+            // The client asks for names while the VM still exists; the guest needn't go on
+            // meanwhile. When it can't be paused it has just ended by itself.
             let _ = client.pause_vm(NAME).await;
         }
         self.print(&client, &log, tsc_hz, &kernel, &end).await?;
@@ -195,7 +195,7 @@ async fn observe(
                     }
                 }
             }
-            // Nobody has asked for it.
+            // This subscription didn't ask for progress.
             Some(Message::Progress { .. }) => {}
             Some(Message::Ended(ending)) => return Ok(End::Ended(ending)),
             None => {

@@ -16,7 +16,7 @@ pub struct BootReport<'a> {
     kernel: &'a str,
     /// Guest TSC of the earliest event, from which times count.
     zero: u64,
-    /// Those that were hit, by time.
+    /// The stages that were hit, by time.
     reached: Vec<&'a BootStage>,
     pub names: Names,
     /// Initcalls that the return probe could not follow.
@@ -26,7 +26,7 @@ pub struct BootReport<'a> {
 }
 
 impl<'a> BootReport<'a> {
-    /// `tsc_hz` is not 0.
+    /// Makes a report. `tsc_hz` is not 0.
     pub fn new(log: &'a BootLog, tsc_hz: u64, kernel: &'a str) -> Self {
         let mut reached: Vec<&BootStage> = log.stages().iter().collect();
         reached.retain(|stage| stage.first.is_some());
@@ -45,7 +45,7 @@ impl<'a> BootReport<'a> {
         }
     }
 
-    /// The initcalls that took longest, at most so many.
+    /// Returns the initcalls that took longest, at most `count`.
     pub fn slowest(&self, count: usize) -> impl Iterator<Item = &'a Initcall> {
         let mut initcalls: Vec<&Initcall> = self.log.initcalls().iter().collect();
         initcalls.sort_by_key(|initcall| Reverse(initcall.took));
@@ -142,8 +142,8 @@ impl<'a> BootReport<'a> {
         lines
     }
 
-    /// One object. Times are in milliseconds since the first event; all initcalls are in it, the
-    /// slowest first.
+    /// Returns one object. Times are in milliseconds since the first event; all initcalls are in
+    /// it, the slowest first.
     pub fn json(&self) -> Value {
         let stages: Vec<Value> = self
             .reached
@@ -197,7 +197,7 @@ impl<'a> BootReport<'a> {
             .map(|stage| &*stage.name)
     }
 
-    /// Ticks of all initcalls together.
+    /// Returns the ticks of all initcalls together.
     fn total(&self) -> u64 {
         let took = self.log.initcalls().iter().map(|initcall| initcall.took);
         took.fold(0, u64::saturating_add)
@@ -212,7 +212,7 @@ impl<'a> BootReport<'a> {
         format!("{}.{:03}", micros / 1000, micros % 1000)
     }
 
-    /// Milliseconds, with microseconds behind the point.
+    /// Returns milliseconds, with microseconds behind the point.
     fn number(&self, ticks: u64) -> f64 {
         self.micros(ticks) as f64 / 1000.0
     }

@@ -1,4 +1,4 @@
-//! Which functions mark a boot's way, and the probes on them.
+//! The functions that mark the progress of a boot, and the probes on them.
 
 use vmprobe_client::v1::ProbeSpec;
 use vmprobe_client::v1::probe_spec::{Kind, Place};
@@ -29,7 +29,8 @@ const STAGES: [&[&str]; 18] = [
     &["wait_for_initramfs"],
     &[FREE],
     &[INIT],
-    // Only where the last one isn't: PID 1's own, after those of the kernel's helpers.
+    // Only if the stage before it can't be probed: the `kernel_execve` of PID 1 itself, after those
+    // of the kernel's helpers.
     &[EXECVE],
 ];
 const FREE: &str = "free_initmem";
@@ -38,8 +39,8 @@ const EXECVE: &str = "kernel_execve";
 
 const INITCALL: &str = "do_one_initcall";
 
-/// Registers the probes of a boot on a guest that hasn't started. What can't be probed is left out
-/// and told, except where to stop.
+/// Registers the probes of a boot on a guest that hasn't started. Probes that can't be placed are
+/// left out and reported, except the one to stop at.
 pub async fn plant(
     client: &Client,
     vm: &str,
@@ -95,7 +96,7 @@ pub async fn plant(
     Ok(())
 }
 
-/// The name of the function that a plain probe is on the start of.
+/// Returns the name of the function that a plain probe is on the start of.
 fn function(spec: &ProbeSpec) -> Option<&str> {
     match (&spec.place, &spec.kind) {
         (Some(Place::Symbol(place)), Some(Kind::Instruction(_)))
@@ -107,7 +108,8 @@ fn function(spec: &ProbeSpec) -> Option<&str> {
     }
 }
 
-/// The first of these functions that can be probed and its probe's id, or why none can.
+/// Finds the first of these functions that can be probed. Returns it with its probe's id, or why
+/// none can be.
 async fn first_of(
     client: &Client,
     vm: &str,
@@ -123,7 +125,7 @@ async fn first_of(
     Ok(Err(reasons.join("; ")))
 }
 
-/// The id of a new probe, or the server's reason against it.
+/// Registers a probe. Returns its id, or the server's reason against it.
 async fn register(client: &Client, vm: &str, text: &str) -> Result<Result<u64, String>, Failure> {
     match client.register_probes(vm, vec![spec::parse(text)?]).await {
         Ok(probes) => match probes.first() {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::CiError;
 
-/// A folder for the files of one run of a job; none where nobody wants them.
+/// A folder for the files of one run of a job; none where they aren't wanted.
 #[derive(Clone, Debug, Default)]
 pub struct Artifacts(Option<PathBuf>);
 
@@ -46,13 +46,13 @@ impl Artifacts {
         }
     }
 
-    /// Where a file in it would be.
+    /// Returns where a file in it would be.
     pub fn path(&self, name: &str) -> Option<PathBuf> {
         Some(self.0.as_ref()?.join(name))
     }
 }
 
-/// A job's name as a file's: what separates folders becomes a hyphen.
+/// Makes a file name of a job's name: the separators of folders become hyphens.
 fn file_name(job: &str) -> String {
     let name = job.replace(['/', '\0'], "-");
     match name.as_str() {
@@ -82,7 +82,7 @@ impl Artifact {
         self.with(|to| writeln!(to, "{line}"))
     }
 
-    /// Writes what is left. Without this it is written when the file is dropped, and nobody is told of errors.
+    /// Writes what is left. Without this it is written when the file is dropped, and errors go unnoticed.
     ///
     /// # Errors
     /// It can't be written.

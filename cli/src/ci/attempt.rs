@@ -32,14 +32,14 @@ const CMDLINE: &str = "console=ttyS0 panic=-1";
 /// The shell that runs a job's command.
 const SHELL: [&str; 2] = ["/bin/sh", "-c"];
 
-/// Runs a job once. What keeps it from starting is its result as well.
+/// Runs a job once. A failure to start is its result as well.
 pub async fn run(job: &Job, artifacts: &Artifacts, progress: &JobProgress) -> Attempt {
     let begun = Instant::now();
     let run = try_to_run(job, artifacts, progress, begun).await;
     run.unwrap_or_else(|failure| not_run(&failure, begun))
 }
 
-/// The result of a job that can't be run.
+/// Makes the result of a job that can't be run.
 fn not_run(failure: &Failure, begun: Instant) -> Attempt {
     let end = End::NoStart(failure.to_string());
     Attempt {
@@ -129,7 +129,7 @@ struct Guest<'j> {
     begun: Instant,
 }
 
-/// What reads what a guest tells, each to the guest's end.
+/// The tasks that read what a guest tells, each to the guest's end.
 struct Watchers {
     console: JoinHandle<Result<Told, Failure>>,
     events: JoinHandle<Result<Seen, Failure>>,
@@ -166,7 +166,7 @@ impl Guest<'_> {
         let end = match timeout(limit, over).await {
             Ok(ending) => self.end(outcome, &ending?),
             Err(_) => {
-                // It may have ended just now.
+                // The guest may have ended just now.
                 hangs = standing::of_all(&client, NAME, vm.vcpus)
                     .await
                     .unwrap_or_default();
@@ -240,7 +240,7 @@ impl Guest<'_> {
         })
     }
 
-    /// Serves the command until it has ended, with all of its output. None if the guest has ended before it.
+    /// Serves the command until it has ended, with all of its output. Returns none if the guest has ended before it.
     async fn command(
         &self,
         client: &Client,
@@ -275,7 +275,7 @@ impl Guest<'_> {
     }
 }
 
-/// Whether a job has ended as it should. `alone` is true for one without a command.
+/// Checks whether a job has ended as it should. `alone` is true for a job without a command.
 fn judged(end: &End, alone: bool) -> Check {
     let (passed, detail) = match end {
         End::Command(code) => (*code == 0, format!("exit code {code}")),

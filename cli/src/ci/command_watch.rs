@@ -21,13 +21,13 @@ pub struct Printed {
     pub tail: Vec<String>,
 }
 
-/// The ends that the command's streams are written to, and the one that reads both.
+/// Returns the two ends that the command's streams are written to, and the two that are read.
 pub fn streams() -> (DuplexStream, DuplexStream, [DuplexStream; 2]) {
     let ((output, from_output), (errors, from_errors)) = (duplex(BUFFER), duplex(BUFFER));
     (output, errors, [from_output, from_errors])
 }
 
-/// Reads both streams to their ends. Tests are told of on the first.
+/// Reads both streams to their ends. Results of tests are read from the first.
 ///
 /// # Errors
 /// What is printed can't be kept.
@@ -76,7 +76,7 @@ impl<R: AsyncRead + Unpin> Printing<R> {
         }
     }
 
-    /// The lines that have become whole.
+    /// Returns the lines that have become whole.
     async fn next(&mut self) -> Vec<String> {
         match self.from.fill_buf().await {
             Ok(bytes) if !bytes.is_empty() => {

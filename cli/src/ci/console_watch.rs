@@ -77,7 +77,7 @@ pub async fn watch(
     })
 }
 
-/// A report with symbols for the addresses that the guest's kernel has no names for.
+/// Adds symbols to a report, for the addresses that the guest's kernel has no names for.
 pub async fn symbolised(client: &Client, vm: &str, report: Report) -> KernelReport {
     let mut stack = Vec::new();
     for Frame { place, reliable } in &report.stack {

@@ -44,7 +44,7 @@ impl Seen {
         self.last.push_back(event);
     }
 
-    /// The last events as lines.
+    /// Returns the last events as lines.
     ///
     /// # Errors
     /// The server has gone.

@@ -22,20 +22,20 @@ pub struct Expectation {
 /// What is expected of the probes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
-    /// So many hits.
+    /// At least this many hits.
     AtLeast(u64),
     /// No hit.
     None,
-    /// No call that takes longer.
+    /// No call that takes longer than this.
     MaxLatency(Duration),
-    /// So many of the functions called, in percent.
+    /// At least this many of the functions are called, in percent.
     Coverage(u32),
 }
 
 /// An expectation that isn't understood: the option, what it was given, and why.
 pub type Wrong = (&'static str, String, String);
 
-/// All expectations of a job.
+/// Reads all expectations of a job.
 ///
 /// # Errors
 /// One isn't understood.
@@ -63,7 +63,7 @@ pub fn all(settings: &Settings) -> Result<Vec<Expectation>, Wrong> {
     Ok(all)
 }
 
-/// `[N ]PROBE`.
+/// Reads `[N ]PROBE`.
 fn expect(text: &str) -> Result<Expectation, String> {
     let (hits, probe) = match text.split_once(char::is_whitespace) {
         Some((number, probe)) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
@@ -91,7 +91,7 @@ fn max_latency(probe: &str, time: &str) -> Result<Expectation, String> {
     })
 }
 
-/// `PATTERN[=N%]`.
+/// Reads `PATTERN[=N%]`.
 fn coverage(text: &str) -> Result<Expectation, String> {
     let (pattern, percent) = match text.split_once('=') {
         Some((pattern, share)) => {
@@ -117,7 +117,7 @@ fn defined(text: &str) -> Result<Definition, String> {
     })
 }
 
-/// A probe whose hits are counted. It has no events unless its filter needs them.
+/// Makes a probe whose hits are counted. It has no events unless its filter needs them.
 fn counted(text: &str) -> Result<Definition, String> {
     let mut definition = defined(text)?;
     let ProbeSpec {

@@ -23,7 +23,7 @@ const OWN_MEMORY: u64 = 512;
 /// What an object of Kubernetes can hold, less the little that is around the matrix.
 const MOST_BYTES: usize = 1_000_000;
 
-/// The objects, as YAML.
+/// Makes the objects, as YAML.
 ///
 /// # Errors
 /// The matrix isn't good, or too large.
@@ -55,7 +55,7 @@ fn metadata(asked: &CiJob) -> Value {
     metadata
 }
 
-/// The matrix, and which index is which job.
+/// Makes the object with the matrix, and which index is which job.
 fn config_map(asked: &CiJob, matrix: &str, jobs: &[Job]) -> Value {
     let numbered = jobs.iter().enumerate();
     let names: String = numbered
@@ -82,7 +82,7 @@ fn job(asked: &CiJob, jobs: &[Job]) -> Value {
             // A job that fails says nothing of the others, and `retries` of the matrix are done in its pod.
             "backoffLimitPerIndex": 0,
             "podFailurePolicy": { "rules": [{
-                // `vmprobe ci` has found the matrix wrong: so will all others.
+                // With this code, `vmprobe ci` has found the matrix wrong, and so will all other pods.
                 "action": "FailJob",
                 "onExitCodes": { "containerName": "ci", "operator": "In", "values": [2] },
             }] },

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::error::CiError;
 use super::settings::Settings;
 
-/// Each test is for each kernel.
+/// Kernels and tests. Each test is for each kernel.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct Matrix {
@@ -17,7 +17,7 @@ pub struct Matrix {
     pub defaults: Settings,
     /// By their names.
     pub kernels: BTreeMap<String, Settings>,
-    /// As above.
+    /// By their names.
     pub tests: BTreeMap<String, Settings>,
 }
 
@@ -100,7 +100,7 @@ max-latency = [{ probe = "r vfs_fsync", time = "50ms" }]
         let keys = schema["$defs"]["settings"]["properties"]
             .as_object()
             .unwrap();
-        // What isn't a key is told with all that are.
+        // An unknown key is reported with all known ones.
         let error = toml::from_str::<Settings>("no-key = 1").unwrap_err();
         let text = error.to_string();
         let told: Vec<&str> = text.split('`').skip(3).step_by(2).collect();

@@ -38,7 +38,7 @@ use crate::output::print;
 /// Exit code when a job has failed.
 const FAILED: u8 = 1;
 
-/// Runs what is asked for; answers with the exit code.
+/// Runs what is asked for. Returns the exit code.
 pub async fn ci(asked: &Ci) -> Result<u8, Failure> {
     let jobs = plan::jobs(asked)?;
     let results = tokio::select! {

@@ -16,7 +16,7 @@ pub enum End {
     NotStarted(String),
     /// By itself: whether it has switched itself off as it should, and how it has ended in words.
     Guest { is_good: bool, how: String },
-    /// Not in time.
+    /// It has not ended in time.
     TimedOut(Duration),
     /// It could not be booted, or its probes could not be planted.
     NoStart(String),
@@ -78,7 +78,7 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// One of which nothing is known but its end.
+    /// Makes an attempt of which only the end is known.
     pub fn ended(end: End, time: Duration) -> Self {
         Self {
             end,
@@ -103,7 +103,7 @@ impl Attempt {
             && self.problems.is_empty()
     }
 
-    /// What has failed, a line each.
+    /// Returns what has failed, a line each.
     pub fn failures(&self) -> Vec<String> {
         let checks = self.checks.iter().filter(|check| !check.passed);
         let checks = checks.map(|check| format!("{}: {}", check.name, check.detail));
@@ -117,7 +117,7 @@ impl Attempt {
     }
 }
 
-/// How a test has ended, in words.
+/// Returns how a test has ended, in words.
 pub fn outcome(case: &Case) -> String {
     use vmprobe_kernel_log::ktap::Outcome as O;
     let with = |word: &str, reason: &str| match reason {

@@ -14,9 +14,9 @@ use super::settings::Settings;
 use crate::cli::{Ci, DiskArg, NetworkArg};
 use crate::host_root;
 
-/// How long a job may take if nobody says it.
+/// How long a job may take by default.
 const TIMEOUT: Duration = Duration::from_secs(600);
-/// MiB of a guest's memory, as above.
+/// MiB of a guest's memory by default.
 const MEMORY: u64 = 512;
 
 /// One test on one kernel.
@@ -79,7 +79,7 @@ impl Job {
     }
 }
 
-/// The devices that an option of a job asks for.
+/// Reads the devices that an option of a job asks for.
 fn parsed<T: FromStr<Err: Display>>(
     job: &str,
     what: &'static str,
@@ -109,7 +109,7 @@ fn kind(word: &str, job: &str) -> Result<Kind, CiError> {
     })
 }
 
-/// The jobs that are asked for.
+/// Makes the jobs that are asked for.
 ///
 /// # Errors
 /// See [`CiError`].
@@ -128,8 +128,8 @@ pub fn jobs(asked: &Ci) -> Result<Vec<Job>, CiError> {
     Ok(vec![found.ok_or(CiError::NoJob { index, count })?])
 }
 
-/// The jobs of a matrix, whose paths count from `base`, or from its folder: with other kernels, where `kernels` has some,
-/// and with what is `given` on top. They are in the same order each time.
+/// Makes the jobs of a matrix, whose paths count from `base`, or from its folder: with other kernels, where `kernels`
+/// has some, and with what is `given` on top. They are in the same order each time.
 ///
 /// # Errors
 /// See [`CiError`].
@@ -187,7 +187,7 @@ pub fn of_matrix(
     Ok(jobs)
 }
 
-/// The kernels of the command line, each with a name of its own.
+/// Returns the kernels of the command line, each with a name of its own.
 fn named(asked: &[String]) -> Vec<(String, Settings)> {
     let mut kernels: Vec<(String, Settings)> = Vec::new();
     for text in asked {
@@ -216,7 +216,7 @@ fn named(asked: &[String]) -> Vec<(String, Settings)> {
     kernels
 }
 
-/// A kernel's release, or the name of its file. A file that can't be read is told of when it is booted.
+/// Returns a kernel's release, or the name of its file. A file that can't be read is reported when it is booted.
 fn name_of(file: &Path) -> String {
     let release = host_root::release_of(file).ok().flatten();
     let name = || {

@@ -49,7 +49,7 @@ impl<'j> Planted<'j> {
         Ok(planted)
     }
 
-    /// Judges by the probes as they were at the end, and by their events.
+    /// Judges the expectations by the probes as they were at the end, and by their events.
     pub fn judge(&self, last: &[Probe], seen: &Seen) -> (Vec<Check>, Vec<Coverage>) {
         let by_id: HashMap<u64, &Probe> = last.iter().map(|probe| (probe.id, probe)).collect();
         let (mut checks, mut coverage) = (Vec::new(), Vec::new());
@@ -93,7 +93,7 @@ fn at_least(probes: &[&Probe], wanted: u64) -> (bool, String) {
     (passed, detail)
 }
 
-/// A hit that was missed is one all the same.
+/// Checks that there was no hit. A missed hit counts as well.
 fn none(probes: &[&Probe]) -> (bool, String) {
     let hits: u64 = probes.iter().map(|probe| probe.hits + probe.missed).sum();
     (hits == 0, format!("hit {}", times(hits)))

@@ -18,15 +18,15 @@ const SHOWN: usize = 100;
 #[derive(Debug)]
 pub struct Progress {
     bars: Option<MultiProgress>,
-    /// Each line of output says which job it is from.
+    /// True if each line of output says which job it is from.
     with_names: bool,
     quiet: bool,
-    /// That of standard output. Lines are no JSON, and are shown beside it.
+    /// The form of standard output. If that is JSON, lines are shown on standard error.
     output: Format,
 }
 
 impl Progress {
-    /// `jobs` run in all. `quiet` shows no output of theirs.
+    /// Begins to show `jobs` jobs. With `quiet`, their output isn't shown.
     pub fn new(jobs: usize, quiet: bool, output: Format) -> Arc<Self> {
         Arc::new(Self {
             bars: io::stderr().is_terminal().then(MultiProgress::new),
@@ -39,7 +39,7 @@ impl Progress {
     /// Shows a line above the bars.
     pub fn line(&self, text: &str) {
         let show = || match self.output {
-            // A pipe whose reader has gone is found out by the report.
+            // If the pipe's reader has gone, the report finds that out.
             Format::Text => drop(print([text])),
             Format::Json => print_beside(text),
         };
@@ -80,14 +80,14 @@ pub struct JobProgress {
 }
 
 impl JobProgress {
-    /// A line of the guest's console.
+    /// Shows a line of the guest's console.
     pub fn console(&self, line: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(line.chars().take(SHOWN).collect::<String>());
         }
     }
 
-    /// A line of the command's output.
+    /// Shows a line of the command's output.
     pub fn output(&self, line: &str) {
         if self.all.quiet {
             return;
@@ -98,7 +98,7 @@ impl JobProgress {
         }
     }
 
-    /// The job is over.
+    /// Ends the job.
     pub fn end(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

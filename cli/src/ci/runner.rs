@@ -51,7 +51,7 @@ pub async fn run_all(asked: &Ci, jobs: Vec<Job>) -> Result<Vec<JobResult>, Failu
     Ok(results.into_iter().map(|(_, result)| result).collect())
 }
 
-/// As many jobs as the host has CPUs for, by the largest of the guests.
+/// Returns how many jobs the host has CPUs for, by the largest of the guests.
 fn default_jobs(jobs: &[Job]) -> usize {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let most = jobs.iter().map(Job::vcpus).max().unwrap_or(1).max(1);

@@ -33,7 +33,7 @@ fn exit_3() -> Attempt {
     }
 }
 
-/// A job whose kernel oopses, and of whose two tests one fails.
+/// Makes a job whose kernel oopses, and one of whose two tests fails.
 pub fn failed() -> JobResult {
     let mut reports = Reports::new();
     let mut found: Vec<_> = OOPS.lines().filter_map(|line| reports.line(line)).collect();
@@ -66,7 +66,7 @@ pub fn failed() -> JobResult {
     }
 }
 
-/// A job that passes when it is run again.
+/// Makes a job that passes when it is run again.
 pub fn flaky() -> JobResult {
     let passed = Attempt {
         checks: vec![check("end", true, "exit code 0")],
@@ -78,7 +78,7 @@ pub fn flaky() -> JobResult {
     }
 }
 
-/// A job whose guest hangs.
+/// Makes a job whose guest hangs.
 pub fn hanging() -> JobResult {
     let limit = Duration::from_secs(60);
     let hangs = Attempt {

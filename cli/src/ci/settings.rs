@@ -51,7 +51,7 @@ pub struct MaxLatency {
     pub time: String,
 }
 
-/// A time as people write it: `90s`.
+/// Reads a time as people write it: `90s`.
 fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(from)?;
     let time = humantime::parse_duration(&text);
@@ -59,7 +59,8 @@ fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error
 }
 
 impl Settings {
-    /// These with `more` on top: a value of `more` takes the place of one here, and its lists follow those here.
+    /// Returns these with `more` on top: a value of `more` takes the place of one here, and its lists follow those
+    /// here.
     #[must_use]
     pub fn with(&self, more: &Self) -> Self {
         fn last<T: Clone>(below: &Option<T>, above: &Option<T>) -> Option<T> {
@@ -95,7 +96,7 @@ impl Settings {
         }
     }
 
-    /// These with paths of the host's that count from `base`. A folder in the guest stays as it is.
+    /// Returns these with paths of the host's that count from `base`. A folder in the guest stays as it is.
     #[must_use]
     pub fn based_on(self, base: &Path) -> Self {
         let joined = |path: PathBuf| base.join(path);

@@ -36,7 +36,8 @@ pub async fn of_all(client: &Client, vm: &str, vcpus: u32) -> Result<Vec<Standin
     Ok(all)
 }
 
-/// An address as the kernel writes it, `vfs_read+0x15/0x2e0 [module]`, or the bare number where it is in no function.
+/// Returns an address as the kernel writes it, `vfs_read+0x15/0x2e0 [module]`, or the bare number where it is in no
+/// function.
 pub async fn place_of(client: &Client, vm: &str, address: u64) -> String {
     let found = client.locate(vm, address).await.ok().and_then(place);
     found.map_or_else(|| format!("{address:#x}"), |place| place.to_string())

@@ -26,7 +26,7 @@ pub struct ActionArgs {
 }
 
 impl ActionArgs {
-    /// The actions, in their order.
+    /// Returns the actions, in their order.
     pub fn actions(&self) -> Vec<Action> {
         let pause = self.pause.then(actions::pause);
         let changes = self.set.iter().chain(&self.write);

@@ -46,7 +46,7 @@ pub struct CertsInit {
 }
 
 impl CertsInit {
-    /// Of each certificate.
+    /// Returns the validity of each certificate.
     pub fn validity(&self) -> Validity {
         Validity {
             days: self.days,
@@ -99,12 +99,12 @@ pub struct CertsClient {
 /// A client that is to have a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewClient {
-    /// Also of its files.
+    /// The name, also that of its files.
     pub name: String,
     pub role: &'static str,
 }
 
-/// What is no client.
+/// Why a text names no client.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NoClient {
     #[error(

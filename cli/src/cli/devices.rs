@@ -66,7 +66,7 @@ pub struct LimitArg {
 )]
 pub struct NoLimit(String);
 
-/// The number in a word of a limit.
+/// Reads the number in a word of a limit.
 fn per_second(text: &str) -> Result<NonZeroU64, NoLimit> {
     let (digits, shift) = match text.as_bytes().split_last() {
         Some((b'K', digits)) => (digits, 10),
@@ -85,7 +85,7 @@ fn per_second(text: &str) -> Result<NonZeroU64, NoLimit> {
 impl FromStr for DiskArg {
     type Err = NoLimit;
 
-    /// Words are taken off the end: other commas belong to the file's name.
+    /// Takes words off the end: other commas belong to the file's name.
     fn from_str(text: &str) -> Result<Self, NoLimit> {
         let (mut rest, mut format, mut read_only) = (text, DiskFormat::Unspecified, false);
         let mut limit = LimitArg::default();
@@ -125,7 +125,7 @@ pub struct NoShare;
 impl FromStr for ShareArg {
     type Err = NoShare;
 
-    /// Other commas belong to the folder's name.
+    /// Takes `,rw` off the end: other commas belong to the folder's name.
     fn from_str(text: &str) -> Result<Self, NoShare> {
         let (tag, rest) = text.split_once('=').ok_or(NoShare)?;
         let (path, mode) = match rest.strip_suffix(",rw") {
@@ -175,7 +175,7 @@ pub enum NoNetwork {
 impl FromStr for NetworkArg {
     type Err = NoNetwork;
 
-    /// Words are taken off the end: other commas belong to the socket's name.
+    /// Takes words off the end: other commas belong to the socket's name.
     fn from_str(text: &str) -> Result<Self, NoNetwork> {
         let (mut rest, mut mac, mut limit) = (text, String::new(), LimitArg::default());
         while let Some((before, word)) = rest.rsplit_once(',') {

@@ -22,7 +22,7 @@ pub enum Format {
 }
 
 impl FormatArgs {
-    /// Whether JSON is wanted.
+    /// Returns true if JSON is wanted.
     pub fn is_json(self) -> bool {
         self.json || self.output == Format::Json
     }

@@ -88,7 +88,7 @@ pub enum Push {
 }
 
 impl Push {
-    /// Whether files are handed over to the server at this address.
+    /// Returns true if files are handed over to the server at this address.
     pub fn applies_to(self, endpoint: &str) -> bool {
         match self {
             Self::Auto => endpoint.starts_with("https://"),

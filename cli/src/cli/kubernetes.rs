@@ -47,7 +47,7 @@ pub struct CiJob {
     pub kvm_group: Option<u32>,
 }
 
-/// A name as most objects have it (RFC 1123, 2.1).
+/// Checks a name as most objects have it (RFC 1123, 2.1).
 fn label(text: &str) -> Result<String, String> {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let is_label = text.len() <= 63

@@ -7,7 +7,7 @@ use vmprobe_init::Changes;
 
 use super::DiskArg;
 
-/// What a root is that keeps its changes has behind it.
+/// What stands behind a root that keeps its changes.
 const KEPT: &str = ",rw";
 
 #[derive(Clone, Debug, Default, Args)]
@@ -69,7 +69,7 @@ pub enum RootPlace {
 }
 
 impl RootArgs {
-    /// What the root is and where changes of it go. None if nothing is there.
+    /// Returns what the root is and where changes of it go. None if nothing is there.
     pub fn place(&self) -> Option<(RootPlace, Changes)> {
         let root = self.root.as_deref()?;
         if let Some(place) = place(root, Changes::Memory) {

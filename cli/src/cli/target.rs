@@ -54,12 +54,12 @@ impl ServerArgs {
         Ok(Client::connect_with(&server.address, &credentials).await?)
     }
 
-    /// The server's address.
+    /// Returns the server's address.
     pub fn endpoint(&self) -> Result<String, Failure> {
         Ok(self.named()?.address)
     }
 
-    /// The servers of these names, patterns of names, and addresses, each once.
+    /// Returns the servers of these names, patterns of names, and addresses, each once.
     pub fn hosts(&self, wanted: &[String]) -> Result<Vec<Host>, Failure> {
         let configuration = ClientConfiguration::of_user()?;
         let mut hosts: Vec<Host> = Vec::new();
@@ -79,7 +79,7 @@ impl ServerArgs {
         Ok(hosts)
     }
 
-    /// The server, by the name of its host.
+    /// Returns the server, by the name of its host.
     pub fn host(&self) -> Result<Host, Failure> {
         let server = self.named()?;
         Ok(Host {
@@ -89,7 +89,7 @@ impl ServerArgs {
         })
     }
 
-    /// The server, with what the configuration knows of it.
+    /// Returns the server, with what the configuration knows of it.
     fn named(&self) -> Result<NamedServer, Failure> {
         let configuration = ClientConfiguration::of_user()?;
         let asked = self.server.clone().or(configuration.server.clone());
@@ -98,7 +98,7 @@ impl ServerArgs {
         Ok(server)
     }
 
-    /// What options say takes the place of what the configuration knows.
+    /// Replaces what the configuration knows by what options say.
     fn change(&self, server: &mut NamedServer) {
         if self.tls_ca.is_some() {
             server.tls_ca.clone_from(&self.tls_ca);
@@ -112,14 +112,14 @@ impl ServerArgs {
     }
 }
 
-/// What the host of a server is called: this one for a Unix socket.
+/// Returns the name of a server's host: that of this host for a Unix socket.
 fn host_name(address: &str) -> String {
     let Some((_, rest)) = address.split_once("://") else {
         return uname().nodename().to_string_lossy().into_owned();
     };
     let authority = rest.split('/').next().unwrap_or(rest);
     let (host, port) = authority.rsplit_once(':').unwrap_or((authority, ""));
-    // The colons of an IPv6 address without a port are no port's.
+    // In an IPv6 address without a port, no colon belongs to a port.
     let host = if port.ends_with(']') { authority } else { host };
     host.trim_matches(['[', ']']).to_owned()
 }

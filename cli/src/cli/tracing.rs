@@ -233,7 +233,7 @@ pub struct Types {
     pub format: FormatArgs,
 }
 
-/// Seconds, such as `2` or `0.5`: more than none, and at most a million.
+/// Reads seconds, such as `2` or `0.5`: more than none, and at most a million.
 fn seconds(text: &str) -> Result<Duration, String> {
     let number: f64 = text
         .parse()

@@ -11,7 +11,7 @@ use crate::cli::{CertsClient, CertsCommand, CertsInit, CertsServer, NewClient};
 use crate::failure::Failure;
 use crate::output::print;
 
-/// What a server is reached by where nobody says it.
+/// The names by which a server is reached by default.
 const HERE: [&str; 2] = ["localhost", "127.0.0.1"];
 
 /// A certificate that was made, with what belongs to it.
@@ -44,7 +44,7 @@ impl Made {
         }
     }
 
-    /// The command line of a client that uses it.
+    /// Returns the command line of a client that uses it.
     fn used(&self, host: &str) -> String {
         format!(
             "vmprobe vm list --server https://{host}:7070 --tls-ca {} --tls-cert {} --tls-key {}",
@@ -77,7 +77,7 @@ pub fn certs(command: &CertsCommand) -> Result<(), Failure> {
     }
 }
 
-/// Makes all; what was made, and how it is used.
+/// Makes all. Returns what was made, and how it is used.
 fn init(wanted: &CertsInit) -> Result<(Vec<Made>, Vec<String>), CertificateError> {
     for client in &wanted.clients {
         check_name(&client.name)?;

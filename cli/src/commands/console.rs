@@ -46,7 +46,7 @@ pub fn keyboard(input: ConsoleInput) -> Result<impl Future<Output = ()>, Failure
     })
 }
 
-/// Copies until the end of the input or of the console; true when it was the escape key.
+/// Copies until the end of the input or of the console. Returns true if it was the escape key.
 async fn copy_in(mut from: impl AsyncRead + Unpin, to: &ConsoleInput, escape: bool) -> bool {
     let mut buffer = [0; 1024];
     loop {

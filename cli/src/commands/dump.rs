@@ -17,7 +17,7 @@ const MIB: u64 = 1 << 20;
 struct Written {
     /// Bytes of the file.
     size: u64,
-    /// Those of them that aren't in holes.
+    /// Bytes of the file that aren't in holes.
     stored: u64,
 }
 
@@ -34,7 +34,7 @@ pub async fn dump(dump: &DumpArgs) -> Result<(), Failure> {
         failure = interrupted() => Err(failure),
     };
     let Written { size, stored } = written.inspect_err(|_| {
-        // Half a dump is none.
+        // An incomplete dump is of no use.
         let _it_may_be_a_device = fs::remove_file(&dump.output);
     })?;
     note(format!(

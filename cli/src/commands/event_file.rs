@@ -18,7 +18,7 @@ pub struct EventCopy {
 }
 
 impl EventCopy {
-    /// `probes` are those that are known already.
+    /// Makes a copier. `probes` are those that are known already.
     pub fn new(mut names: EventNames, probes: &[Probe], sink: EventFile) -> Result<Self, Failure> {
         let EventFile { name: file, to } = sink;
         let failed = |cause| Failure::EventFile {

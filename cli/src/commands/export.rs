@@ -61,7 +61,7 @@ pub async fn export(args: ExportArgs) -> Result<(), Failure> {
         error = error.or(outcome.error);
     }
     match (followed, error) {
-        // What a sink tells of its end is why events were not followed any more.
+        // If a sink has ended, its error says why events were not followed any more.
         (Err(Failure::SinkEnded { .. }) | Ok(()), Some(error)) => Err(error.into()),
         (followed, _) => followed,
     }

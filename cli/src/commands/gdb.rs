@@ -51,12 +51,12 @@ async fn listen(client: &Client, vm: &str, gdb: &Gdb) -> Result<(), Failure> {
             connection = listener.accept() => connection.map_err(refused)?,
             ended = client.wait_vm(vm) => return Ok(ended.map(drop)?),
         };
-        // Without it the acknowledgement of each packet waits for the next one.
+        // Without this the acknowledgement of each packet waits for the next one.
         let _only_slower = connection.set_nodelay(true);
         let (from, to) = connection.into_split();
         let session = match client.debug(vm).await {
             Ok(session) => session,
-            // Another debugger may be attached, and go.
+            // Another debugger may be attached, and leave later.
             Err(error) => {
                 note(error.to_string());
                 continue;

@@ -20,7 +20,7 @@ use crate::terminal;
 use crate::tracing::Definition;
 
 /// # Errors
-/// A probe that can't be read is one, on the guest's command line as well.
+/// A probe can't be read, one on the guest's command line included.
 pub fn request(
     name: &str,
     kernel: &Path,
@@ -55,12 +55,12 @@ pub fn request(
     })
 }
 
-/// The text of a path; empty if there is none.
+/// Returns the text of a path; empty if there is none.
 fn optional(path: Option<&Path>) -> Result<String, PathError> {
     path.map_or(Ok(String::new()), paths::file)
 }
 
-/// None where no device is asked for: the guest has no PCI bus then.
+/// Returns the devices; none where no device is asked for: the guest has no PCI bus then.
 fn devices(asked: &DeviceArgs, console: ConsoleKind) -> Result<Option<Devices>, Failure> {
     let disks = asked.disks.iter().map(disk).collect::<Result<_, _>>()?;
     let shares = asked.shares.iter().map(share).collect::<Result<_, _>>()?;
@@ -76,7 +76,7 @@ fn devices(asked: &DeviceArgs, console: ConsoleKind) -> Result<Option<Devices>, 
     Ok((devices != Devices::default()).then_some(devices))
 }
 
-/// A console of the size of this terminal, if there is one.
+/// Returns a console of the size of this terminal, if there is one.
 fn virtio_console() -> VirtioConsole {
     let (columns, rows) = terminal::size().unwrap_or_default();
     VirtioConsole {
@@ -86,7 +86,7 @@ fn virtio_console() -> VirtioConsole {
 }
 
 /// # Errors
-/// A path that is no text.
+/// The path is no text.
 pub fn disk(asked: &DiskArg) -> Result<Disk, PathError> {
     Ok(Disk {
         path: paths::file(&asked.path)?,
@@ -97,7 +97,7 @@ pub fn disk(asked: &DiskArg) -> Result<Disk, PathError> {
 }
 
 /// # Errors
-/// A path that is no text.
+/// The path is no text.
 pub fn network(asked: &NetworkArg) -> Result<Network, PathError> {
     let backend = match &asked.backend {
         BackendArg::Tap(name) => Backend::Tap(Tap { name: name.clone() }),
@@ -116,7 +116,7 @@ pub fn network(asked: &NetworkArg) -> Result<Network, PathError> {
     })
 }
 
-/// None where nothing is limited.
+/// Returns the limit; none where nothing is limited.
 fn limit(asked: LimitArg) -> Option<RateLimit> {
     let number = |limit: Option<NonZeroU64>| limit.map_or(0, NonZeroU64::get);
     (asked != LimitArg::default()).then_some(RateLimit {
@@ -144,7 +144,7 @@ pub fn specs(texts: &[String]) -> Result<Vec<ProbeSpec>, SpecError> {
     texts.iter().map(|text| spec::parse(text)).collect()
 }
 
-/// Probes with the same options for all, as if those stood behind each.
+/// Reads probes with the same options for all, as if those stood behind each.
 pub fn specs_with(texts: &[String], options: &[String]) -> Result<Vec<Definition>, SpecError> {
     let with = |text: &String| {
         let mut text = text.clone();

@@ -44,7 +44,8 @@ pub async fn image(command: &ImageCommand) -> Result<(), Failure> {
     }
 }
 
-/// Hands over the files of a request that are here, and has it name their images.
+/// Hands over the files of a request that are on this host, and makes the request name their
+/// images.
 pub async fn push_files(client: &Client, request: &mut CreateVmRequest) -> Result<(), Failure> {
     let files = [
         &mut request.kernel,
@@ -69,7 +70,8 @@ pub async fn push_files(client: &Client, request: &mut CreateVmRequest) -> Resul
     Ok(())
 }
 
-/// Hands a file over if it is here, and then has `path` name its image.
+/// Hands a file over if it is on this host, and makes `path` the name of its image. Returns true if
+/// it did.
 async fn push_path(client: &Client, path: &mut String) -> Result<bool, Failure> {
     let is_here = !path.starts_with(IMAGE) && Path::new(path).is_file();
     if is_here {
@@ -91,7 +93,7 @@ async fn push(client: &Client, file: &Path, name: &str) -> Result<Image, Failure
     Ok(pushed?)
 }
 
-/// None where standard error is no terminal.
+/// Makes a bar; none where standard error is no terminal.
 fn bar(file: &Path) -> Option<ProgressBar> {
     if !io::stderr().is_terminal() {
         return None;

@@ -37,7 +37,7 @@ pub async fn latency(latency: &Latency) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The return probe of a function. Its events need no registers.
+/// Makes the return probe of a function. Its events need no registers.
 pub fn definition(text: &str) -> Result<String, Failure> {
     let spec = spec::parse(text)?;
     match &spec.kind {
@@ -51,8 +51,8 @@ pub fn definition(text: &str) -> Result<String, Failure> {
     }
 }
 
-/// How long the call took whose return an event tells of, in nanoseconds. None of another event, and of a tail call,
-/// which goes on elsewhere.
+/// Returns how long the call took whose return an event tells of, in nanoseconds. None of another event, and of a tail
+/// call, which goes on elsewhere.
 pub fn call_ns(event: &Event, tsc_hz: u64) -> Option<u64> {
     let Some(Detail::Return(returned)) = &event.detail else {
         return None;
@@ -76,7 +76,7 @@ impl Latencies {
         }
     }
 
-    /// The functions with their histograms; of many, those that were called.
+    /// Returns the functions with their histograms; of many, those that were called.
     fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let all = self.probes.values();
@@ -94,8 +94,8 @@ impl Latencies {
         lines
     }
 
-    /// All functions, each with what its histogram has. A range includes `from_ns` and not `to_ns`; bounds are strings,
-    /// as the last one has more bits than readers of JSON keep.
+    /// Returns all functions, each with what its histogram has. A range includes `from_ns` and not `to_ns`; bounds are
+    /// strings, as the last one has more bits than readers of JSON keep.
     fn json(&self) -> Vec<String> {
         let value = |(name, histogram): &(String, Histogram)| {
             let ranges = histogram.ranges().map(|range| {

@@ -29,7 +29,7 @@ use crate::cli::Command;
 use crate::failure::Failure;
 use crate::output::print;
 
-/// Runs any command but `doctor`, and answers with its exit code.
+/// Runs any command but `doctor`. Returns its exit code.
 pub async fn dispatch(command: Command) -> Result<u8, Failure> {
     match command {
         Command::Run(run) if !run.root.command.is_empty() => return run_root::run(*run).await,
@@ -55,7 +55,7 @@ pub async fn dispatch(command: Command) -> Result<u8, Failure> {
         Command::Certs(command) => certs::certs(&command)?,
         Command::CiJob(asked) => print([ci::manifests(&asked)?.trim_end()])?,
         Command::Doctor(doctor) => return Err(doctor::replace_this_process(&doctor)),
-        // They need no server, and have been done.
+        // These commands need no server, and have been done.
         Command::Completions { .. } | Command::Manual { .. } => {}
     }
     Ok(0)

@@ -44,7 +44,7 @@ async fn add(add: &ProbeAdd) -> Result<(), Failure> {
     )
 }
 
-/// The arguments as words of a probe's text.
+/// Returns the arguments as words of a probe's text.
 fn option_words(add: &ProbeAdd) -> Vec<String> {
     let flags = [
         (add.post, "post"),
@@ -209,7 +209,7 @@ async fn blacklist(blacklist: &ProbeBlacklist) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A number alone is an id.
+/// Tells ids from names: a number alone is an id.
 fn ids_and_names(probes: Vec<String>) -> (Vec<u64>, Vec<String>) {
     let mut ids = Vec::new();
     let mut names = Vec::new();

@@ -77,7 +77,7 @@ impl Writer for File {
     fn finish(&mut self) -> io::Result<()> {
         let finished = self.writer.finish();
         finished.map_err(|error| match error.kind() {
-            // A flame graph of nothing is none.
+            // A flame graph needs an event.
             io::ErrorKind::InvalidData if self.is_empty => {
                 io::Error::new(error.kind(), "no event came, so there is nothing to draw")
             }

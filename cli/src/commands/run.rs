@@ -17,7 +17,7 @@ use crate::tracing::EventNames;
 
 const NAME: &str = "guest";
 
-/// Runs a guest from its start to its end; answers with its exit code.
+/// Runs a guest from its start to its end. Returns its exit code.
 pub async fn run(run: Run) -> Result<u8, Failure> {
     let mut request = guest::request(NAME, &run.guest.kernel, &run.guest.machine, true)?;
     let seed = Seed::make(&run.cloud_init)?;
@@ -39,7 +39,7 @@ pub async fn run(run: Run) -> Result<u8, Failure> {
     Ok(u8::try_from(ending.exit_code).unwrap_or(u8::MAX))
 }
 
-/// Has the guest boot the system in its root, if it is to.
+/// Makes the guest boot the system in its root, if that is asked for.
 fn boot_root(run: &Run, request: &mut CreateVmRequest) -> Result<Option<Prepared>, Failure> {
     if run.root.root.is_none() {
         return Ok(None);

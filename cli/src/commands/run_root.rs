@@ -26,7 +26,7 @@ const SHOWN_LINES: usize = 40;
 /// Exit code when the command could not be started, as shells have it.
 const NOT_STARTED: u8 = 127;
 
-/// Runs the command; answers with its exit code.
+/// Runs the command. Returns its exit code.
 pub async fn run(run: Run) -> Result<u8, Failure> {
     if run.guest.machine.initramfs.is_some() {
         return Err(Failure::TwoRoots);

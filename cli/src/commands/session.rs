@@ -45,7 +45,7 @@ impl Signals {
             kinds.map(|(kind, number)| signal(kind).map(|signal| (signal, number)));
         Self(match (interrupt, terminate, hang_up) {
             (Ok(interrupt), Ok(terminate), Ok(hang_up)) => Some([interrupt, terminate, hang_up]),
-            // Unheard signals still end the process, only less politely.
+            // Signals without a listener still end the process, but without the cleanup.
             _ => None,
         })
     }

@@ -53,7 +53,8 @@ impl Writer for Counted {
     }
 }
 
-/// How often each stack occurred, the most frequent first. `folded` is `comm;outermost;...;innermost COUNT` a line.
+/// Returns how often each stack occurred, the most frequent first. `folded` is `comm;outermost;...;innermost COUNT` a
+/// line.
 fn by_frequency(folded: &[String]) -> Vec<(u64, &str)> {
     let parts = folded.iter().filter_map(|line| {
         let (stack, count) = line.rsplit_once(' ')?;
@@ -65,7 +66,7 @@ fn by_frequency(folded: &[String]) -> Vec<(u64, &str)> {
     stacks
 }
 
-/// The first stacks: how often, which task, and the frames from the innermost on.
+/// Returns the first stacks: how often, which task, and the frames from the innermost on.
 fn json_lines(stacks: &[(u64, &str)], top: usize) -> Vec<String> {
     let value = |(count, stack): &(u64, &str)| {
         let mut frames = stack.split(';');
@@ -76,7 +77,8 @@ fn json_lines(stacks: &[(u64, &str)], top: usize) -> Vec<String> {
     stacks.iter().take(top).map(value).collect()
 }
 
-/// The first stacks: how often and by which task, then a line for each frame from the innermost on, as ftrace has them.
+/// Returns the first stacks: how often and by which task, then a line for each frame from the innermost on, as ftrace
+/// has them.
 fn most_frequent(stacks: &[(u64, &str)], top: usize) -> Vec<String> {
     let all: u64 = stacks.iter().map(|(count, _)| count).sum();
     let mut lines = Vec::new();

@@ -37,7 +37,7 @@ pub async fn top(top: &Top) -> Result<(), Failure> {
         let now = Sample::new(&probes, latencies.take());
         latencies.watch(&probes).await;
         let ended = seen.state() == VmState::Ended;
-        // Rates need two looks.
+        // Rates need two samples.
         if !before.is_first() || ended {
             let lines = match is_json {
                 true => json_lines(&now, &before),
@@ -63,7 +63,7 @@ pub async fn top(top: &Top) -> Result<(), Failure> {
             return Ok(());
         }
         before = now;
-        // A look that took long doesn't make the next ones hurry.
+        // A slow sample doesn't make the next ones come faster.
         next = (next + top.interval).max(Instant::now() + Duration::from_millis(1));
         tokio::select! {
             () = sleep_until(next) => {}
@@ -72,7 +72,7 @@ pub async fn top(top: &Top) -> Result<(), Failure> {
     }
 }
 
-/// Such as `guest: 3 probes, 1234 hits/s, 1200 exits/s; Ctrl-C ends it`.
+/// Returns a title such as `guest: 3 probes, 1234 hits/s, 1200 exits/s; Ctrl-C ends it`.
 fn title(vm: &str, now: &Sample, before: &Sample) -> String {
     let (hits, exits) = now.totals(before);
     let count = now.probes().len();

@@ -34,7 +34,7 @@ pub enum RootError {
     /// A path that the protocol doesn't take.
     #[error(transparent)]
     Path(#[from] PathError),
-    /// A folder that is elsewhere.
+    /// A folder that isn't in the root.
     #[error("{} isn't in the guest's root {}", .path.display(), .root.display())]
     NotInRoot {
         /// The folder.

@@ -22,12 +22,12 @@ use crate::paths;
 const INIT: &str = "vmprobe-init";
 /// The driver of the bus that all devices are on.
 const BUS_DRIVER: &str = "virtio_pci";
-/// The one of the folder for changes.
+/// The driver of the folder for changes.
 const CHANGES_DRIVER: &str = "overlay";
-/// Those of the file systems that distributions' disks have.
+/// The drivers of the file systems that distributions' disks have.
 const DISK_FILE_SYSTEMS: [&str; 5] = ["ext4", "xfs", "btrfs", "erofs", "squashfs"];
-/// Those that a system mounts by itself: boot partitions and seeds of cloud-init's with the tables of characters that they
-/// want, CD-ROMs, and what systemd mounts when it is looked at.
+/// The drivers of file systems that a system mounts by itself: boot partitions and seeds of cloud-init's with the
+/// tables of characters that they need, CD-ROMs, and what systemd mounts on the first access.
 const SYSTEM_FILE_SYSTEMS: [&str; 6] = [
     "vfat",
     "nls_cp437",
@@ -47,7 +47,7 @@ const DEVICE: u32 = 0o020_600;
 /// which stands for it where the console's driver is a module.
 const DEVICES: [(&str, u32, u32); 2] = [("dev/console", 5, 1), ("dev/null", 1, 3)];
 
-/// What a guest needs, in a folder that is gone with this.
+/// What a guest needs, in a folder that is deleted when this is dropped.
 pub struct Prepared {
     folder: TempDir,
     /// Its devices.
@@ -55,15 +55,15 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// The initramfs.
+    /// Returns where the initramfs is.
     fn initramfs(&self) -> PathBuf {
         self.folder.path().join("initramfs")
     }
 
-    /// Has a guest boot from it, with the devices that it needs besides its own. The root's disk is the first.
+    /// Makes a guest boot from it, with the devices that it needs besides its own. The root's disk is the first.
     ///
     /// # Errors
-    /// The path of a folder for temporary files that is no text.
+    /// The path of the folder for temporary files is no text.
     pub fn add_to(&self, request: &mut CreateVmRequest) -> Result<(), RootError> {
         request.initramfs = paths::text(&self.initramfs())?;
         let devices = request.devices.get_or_insert_default();
@@ -76,7 +76,7 @@ impl Prepared {
         Ok(())
     }
 
-    /// The socket of a command's virtio sockets. The ones that the guest connects to have their port behind it.
+    /// Returns the socket of a command's virtio sockets. The ones that the guest connects to have their port behind it.
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("vsock")
     }
@@ -132,7 +132,7 @@ pub fn prepare(
     Ok(prepared)
 }
 
-/// The drivers of devices, by their modules' names.
+/// Returns the drivers of devices, by their modules' names.
 fn drivers_of(devices: &Devices) -> Vec<&'static str> {
     let all = [
         ("virtio_blk", !devices.disks.is_empty()),
@@ -146,7 +146,8 @@ fn drivers_of(devices: &Devices) -> Vec<&'static str> {
     wanted.map(|(driver, _)| driver).collect()
 }
 
-/// The root, which the guest can't change unless it is to keep changes, then the folders in it that it can change.
+/// Returns the root, which the guest can't change unless it is to keep changes, then the folders in it that it can
+/// change.
 fn shares(root: &Path, job: &Job) -> Result<Vec<Share>, RootError> {
     let mode = match job.changes {
         Changes::Memory => ShareMode::ReadOnly,
@@ -180,7 +181,7 @@ fn read_init() -> Result<Vec<u8>, RootError> {
 /// A name in the initramfs and the bytes.
 type Entry = (String, Vec<u8>);
 
-/// The modules of the drivers that are wanted, named so that their order is that in which they are loaded.
+/// Reads the modules of the drivers that are wanted, named so that their order is that in which they are loaded.
 fn modules(kernel: &Path, given: Option<&Path>, wanted: &[&str]) -> Result<Vec<Entry>, RootError> {
     let folder = match given {
         Some(folder) => folder.to_owned(),
@@ -190,7 +191,7 @@ fn modules(kernel: &Path, given: Option<&Path>, wanted: &[&str]) -> Result<Vec<E
                 cause,
             })?;
             let folder = release.map(|release| Path::new("/lib/modules").join(release));
-            // A kernel that somebody has just built may have all of them within itself.
+            // A kernel that the user has just built may have all drivers built in.
             let Some(folder) = folder.filter(|folder| folder.is_dir()) else {
                 return Ok(Vec::new());
             };

@@ -16,7 +16,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// Variables that go to the guest if they are there.
 const PASSED_ON: [&str; 4] = ["TERM", "LANG", "LC_ALL", "TZ"];
 
-/// The job that `root` asks for, where the root is at `place`. `tag` is what shares' tags begin with.
+/// Makes the job that `root` asks for, where the root is at `place`. `tag` is what shares' tags begin with.
 ///
 /// # Errors
 /// A folder that isn't in the root, or whose path the protocol can't take.
@@ -48,7 +48,7 @@ pub fn of(
     })
 }
 
-/// The command, in a root that is the host's folder `base` or no folder of the host's.
+/// Makes the command, in a root that is the host's folder `base` or no folder of the host's.
 fn command(root: &RootArgs, base: Option<&Path>) -> Result<Command, RootError> {
     let (user, group) = if root.as_user {
         (getuid().as_raw(), getgid().as_raw())
@@ -56,7 +56,7 @@ fn command(root: &RootArgs, base: Option<&Path>) -> Result<Command, RootError> {
         (0, 0)
     };
     let here = env::current_dir().map_err(PathError::CurrentFolder)?;
-    // Elsewhere the folder that the user is in means nothing.
+    // In another root, the folder that the user is in means nothing.
     let same_folder = || base.and_then(|base| inside(base, &here).ok());
     let folder = match &root.folder {
         Some(folder) => paths::text(folder)?,
@@ -92,7 +92,7 @@ fn environment(root: &RootArgs) -> BTreeMap<String, String> {
     environment
 }
 
-/// Where a path of the host's is in the guest, whose root is `base`.
+/// Returns where a path of the host's is in the guest, whose root is `base`.
 fn inside(base: &Path, path: &Path) -> Result<String, RootError> {
     let whole = absolute(path).map_err(PathError::CurrentFolder)?;
     let below = whole.strip_prefix(base).map_err(|_| RootError::NotInRoot {

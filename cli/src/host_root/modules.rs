@@ -84,8 +84,8 @@ impl Modules {
         })
     }
 
-    /// Those of `names` that there are, behind the ones that they need: the order in which to load them. The kernel
-    /// has the others within itself, or not at all.
+    /// Reads the modules of `names` that there are, each behind the ones that it needs: the order in which to load
+    /// them. The kernel has the others built in, or not at all.
     ///
     /// # Errors
     /// One can't be read, or needs one that isn't there.
@@ -159,7 +159,7 @@ fn module_name(path: &Path) -> Option<String> {
     Some(name.replace('-', "_"))
 }
 
-/// A module's ELF file, whatever it is packed with.
+/// Reads a module's ELF file, and unpacks it.
 fn unpacked(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let mut bytes = Vec::new();
@@ -175,7 +175,7 @@ fn unpacked(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The names of the modules that a module needs.
+/// Returns the names of the modules that a module needs.
 fn needs(module: &[u8]) -> io::Result<Vec<String>> {
     let info = section(module, INFO).map_err(io::Error::other)?;
     let info = info.unwrap_or_default();
@@ -205,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    /// An ELF file with one section, `.modinfo`.
+    /// Makes an ELF file with one section, `.modinfo`.
     fn module(depends: &str) -> Vec<u8> {
         let info = format!("license=GPL\0depends={depends}\0name=x\0");
         let names = b"\0.modinfo\0.shstrtab\0";

@@ -15,7 +15,7 @@ const VERSION_BASE: usize = 0x200;
 /// Longest release that Linux has room for (`__NEW_UTS_LEN` of include/uapi/linux/utsname.h).
 const LONGEST: usize = 64;
 
-/// The release of the kernel in a file, as `uname -r` tells it. None where the file doesn't tell.
+/// Returns the release of the kernel in a file, as `uname -r` tells it. None where the file doesn't tell.
 ///
 /// # Errors
 /// The file can't be read.
@@ -43,7 +43,7 @@ fn of_banner(bytes: &[u8]) -> Option<String> {
     banners.find_map(|(at, _)| first_word(&bytes[at + BANNER.len()..]))
 }
 
-/// The text up to a space, if it can be a release.
+/// Returns the text up to a space, if it can be a release.
 fn first_word(bytes: &[u8]) -> Option<String> {
     let end = bytes
         .iter()

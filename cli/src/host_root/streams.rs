@@ -77,7 +77,7 @@ pub struct Connected {
 
 impl Connected {
     /// Copies until the command has ended and all its output is written. The command reads this process' input, or
-    /// nothing. None if the guest has ended before it.
+    /// nothing. Returns none if the guest has ended before the command.
     ///
     /// # Errors
     /// A socket fails, or output can't be written.
@@ -129,15 +129,15 @@ async fn ended(mut control: BufReader<UnixStream>) -> Result<Option<Outcome>, Ro
     }
 }
 
-/// Copies standard input, whose end is the command's as well.
+/// Copies standard input. Its end is the end of the command's input as well.
 async fn copy_in(from: CommandInput, mut to: UnixStream) {
     // A process in the background would be stopped by reading its terminal.
     if from == CommandInput::Own && terminal::input() != Input::Background {
-        // A command that reads no more has closed it.
+        // A command that reads no more has closed its input.
         let _ended = copy(&mut tokio::io::stdin(), &mut to).await;
     }
     let _it_may_be_gone = to.shutdown().await;
-    // The guest takes a connection that is closed both ways for one that broke.
+    // To the guest, a connection that is closed both ways is one that broke.
     std::future::pending::<()>().await;
 }
 

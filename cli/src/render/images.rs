@@ -7,7 +7,8 @@ use vmprobe_client::v1::Image;
 
 use super::table;
 
-/// Images, a line each: names, digest, size, time of the upload, the VMs that use it, and the owner if that is wanted.
+/// Returns images, a line each: names, digest, size, time of the upload, the VMs that use it, and the owner if that is
+/// wanted.
 #[must_use]
 pub fn image_list(images: &[Image], with_owners: bool) -> Vec<String> {
     let rows: Vec<Vec<String>> = images
@@ -27,7 +28,7 @@ pub fn image_list(images: &[Image], with_owners: bool) -> Vec<String> {
     table(&rows, &[2])
 }
 
-/// An image as JSON.
+/// Returns an image as JSON.
 #[must_use]
 pub fn image_json(image: &Image) -> Value {
     json!({
@@ -40,14 +41,14 @@ pub fn image_json(image: &Image) -> Value {
     })
 }
 
-/// Mebibytes, rounded up.
+/// Returns mebibytes, rounded up.
 fn size(bytes: u64) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
 fn time(seconds: u64) -> String {
     let time = UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
-    // A server may say anything; the text has years of four digits.
+    // A server may send any number; the text has years of four digits.
     const END: u64 = 253_402_300_800;
     let time = time.filter(|_| seconds < END);
     time.map_or_else(String::new, |time| {

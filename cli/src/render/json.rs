@@ -16,10 +16,10 @@ fn hex(value: u64) -> String {
     format!("{value:#x}")
 }
 
-/// A probe; `state` is `armed`, `disabled`, `gone` or `pending`, `kind` is `instruction` (with `post`
-/// and `fault`), `return` (with `maxactive` and `rets`) or `watchpoint` (with `length` and `reads`).
-/// `optimization` (its `state` is `optimized`, `waiting` or `not`) is null where the server doesn't
-/// tell; `capture` of the `options` is `full`, `registers` or `count`.
+/// Returns a probe; `state` is `armed`, `disabled`, `gone` or `pending`, `kind` is `instruction` (with `post` and
+/// `fault`), `return` (with `maxactive` and `rets`) or `watchpoint` (with `length` and `reads`). `optimization` (its
+/// `state` is `optimized`, `waiting` or `not`) is null where the server doesn't tell; `capture` of the `options` is
+/// `full`, `registers` or `count`.
 #[must_use]
 pub fn probe_json(probe: &Probe) -> Value {
     let mut value = json!({
@@ -110,7 +110,7 @@ fn optimization_json(optimization: &Optimization) -> Value {
     })
 }
 
-/// What turning probes into jumps has cost.
+/// Returns what turning probes into jumps has cost.
 #[must_use]
 pub fn optimizer_json(optimizer: &Optimizer) -> Value {
     json!({
@@ -122,7 +122,7 @@ pub fn optimizer_json(optimizer: &Optimizer) -> Value {
     })
 }
 
-/// Text that can't be probed.
+/// Returns text that can't be probed.
 #[must_use]
 pub fn blacklist_json(entry: &BlacklistEntry) -> Value {
     json!({
@@ -135,7 +135,7 @@ pub fn blacklist_json(entry: &BlacklistEntry) -> Value {
     })
 }
 
-/// A call that is being followed; what isn't known is null.
+/// Returns a call that is being followed; what isn't known is null.
 #[must_use]
 pub fn call_json(call: &FollowedCall) -> Value {
     json!({
@@ -148,7 +148,7 @@ pub fn call_json(call: &FollowedCall) -> Value {
     })
 }
 
-/// A VM; `ending` is null until it has ended.
+/// Returns a VM; `ending` is null until it has ended.
 #[must_use]
 pub fn vm_json(vm: &Vm) -> Value {
     json!({
@@ -190,7 +190,7 @@ fn exits_json(exits: &Exits) -> Value {
     })
 }
 
-/// How a guest ended.
+/// Returns how a guest ended.
 #[must_use]
 pub fn ending_json(ending: &Ending) -> Value {
     json!({
@@ -200,7 +200,7 @@ pub fn ending_json(ending: &Ending) -> Value {
     })
 }
 
-/// A symbol.
+/// Returns a symbol.
 #[must_use]
 pub fn symbol_json(symbol: &Symbol) -> Value {
     json!({
@@ -210,7 +210,7 @@ pub fn symbol_json(symbol: &Symbol) -> Value {
     })
 }
 
-/// The general registers, by name.
+/// Returns the general registers, by name.
 #[must_use]
 pub fn registers_json(registers: &Registers) -> Value {
     let registers: Map<String, Value> = named_registers(registers)

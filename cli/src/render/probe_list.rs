@@ -14,9 +14,9 @@ const WIDTH: usize = 120;
 struct Column {
     heading: &'static str,
     right: bool,
-    /// It gives way when lines get too long.
+    /// True if it gives way when lines get too long.
     gives_way: bool,
-    /// It is there only where lines may have any length.
+    /// True if it is there only where lines may have any length.
     wide_only: bool,
     cell: fn(&Probe) -> String,
 }
@@ -137,7 +137,7 @@ const COLUMNS: [Column; 18] = [
     },
 ];
 
-/// Probes as a table under headings; columns that have nothing to tell are left out. Lines have at most 120
+/// Returns probes as a table under headings; columns that have nothing to tell are left out. Lines have at most 120
 /// characters unless they are `wide`, which has more columns too. No lines where there are no probes.
 #[must_use]
 pub fn probe_list(probes: &[Probe], wide: bool) -> Vec<String> {
@@ -180,7 +180,7 @@ fn name(probe: &Probe) -> String {
     probe.name.clone()
 }
 
-/// What stands behind the place in the probe's definition, except what its kind has.
+/// Returns what stands behind the place in the probe's definition, except what its kind has.
 fn definition(probe: &Probe) -> String {
     let mut words: Vec<String> = probe.arguments.iter().map(argument).collect();
     match probe.stack {
@@ -194,7 +194,7 @@ fn definition(probe: &Probe) -> String {
     words.join(" ")
 }
 
-/// What it does at a hit, and how often it has: `override 0x1 (3 done)`, `pause (2 done, 1 failed: WHY)`.
+/// Returns what it does at a hit, and how often it has: `override 0x1 (3 done)`, `pause (2 done, 1 failed: WHY)`.
 fn acting(probe: &Probe) -> String {
     let mut told: Vec<String> = probe.actions.iter().map(actions::text).collect();
     if probe.attended {
@@ -221,7 +221,7 @@ fn argument(argument: &Argument) -> String {
     format!("{name}={definition}")
 }
 
-/// `KIND: REASON`
+/// Returns `KIND: REASON`.
 fn why_no_jump(probe: &Probe) -> String {
     let Some(told) = &probe.optimization else {
         return String::new();
@@ -232,7 +232,7 @@ fn why_no_jump(probe: &Probe) -> String {
     }
 }
 
-/// A count, or nothing where there is nothing to tell.
+/// Returns a count, or nothing where there is nothing to tell.
 fn if_any(count: u64) -> String {
     match count {
         0 => String::new(),
@@ -240,7 +240,7 @@ fn if_any(count: u64) -> String {
     }
 }
 
-/// VM exits that hits made, for each hit so far, to two places; `-` before the first hit.
+/// Returns the VM exits that hits made, for each hit so far, to two places; `-` before the first hit.
 fn exits_a_hit(probe: &Probe) -> String {
     if probe.hits == 0 {
         return "-".to_owned();

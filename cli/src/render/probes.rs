@@ -10,7 +10,7 @@ use vmprobe_client::words;
 
 use super::table;
 
-/// `[MODULE:]SYM+0xOFF`, or the address where no symbol covers it.
+/// Returns `[MODULE:]SYM+0xOFF`, or the address where no symbol covers it.
 #[must_use]
 pub fn place(probe: &Probe) -> String {
     if probe.symbol.is_empty() {
@@ -24,8 +24,8 @@ pub fn place(probe: &Probe) -> String {
     }
 }
 
-/// The calls that are being followed, with the names of their probes, as a table under headings. No lines
-/// where there are no calls.
+/// Returns the calls that are being followed, with the names of their probes, as a table under headings. No lines where
+/// there are no calls.
 #[must_use]
 pub fn call_list(calls: &[FollowedCall], probes: &[Probe]) -> Vec<String> {
     const HEADINGS: [&str; 4] = ["PID", "TASK", "CALLER", "PROBES"];
@@ -53,13 +53,13 @@ pub fn call_list(calls: &[FollowedCall], probes: &[Probe]) -> Vec<String> {
     table(&rows, &[0])
 }
 
-/// The guest chooses the names of its tasks.
+/// Replaces control characters, as the guest chooses the names of its tasks.
 fn printable(text: &str) -> String {
     let shown = |letter: char| if letter.is_control() { '?' } else { letter };
     text.chars().map(shown).collect()
 }
 
-/// Whether a probe is a jump; empty where the server doesn't tell.
+/// Tells in a word whether a probe is a jump; empty where the server doesn't tell.
 #[must_use]
 pub fn jump(probe: &Probe) -> &'static str {
     match optimization_state(probe) {
@@ -75,7 +75,7 @@ pub(super) fn optimization_state(probe: &Probe) -> OptimizationState {
     optimization.map_or(OptimizationState::Unspecified, v1::Optimization::state)
 }
 
-/// As the probe's definition has it: `p`, `p post fault`, `r64`, `w/8:rw`.
+/// Returns the kind as the probe's definition has it: `p`, `p post fault`, `r64`, `w/8:rw`.
 #[must_use]
 pub fn kind(probe: &Probe) -> String {
     match &probe.kind {
@@ -103,7 +103,7 @@ pub fn kind(probe: &Probe) -> String {
     }
 }
 
-/// What it does, in a word.
+/// Returns the probe's state, in a word.
 #[must_use]
 pub fn state(probe: &Probe) -> &'static str {
     match probe.state() {
@@ -125,10 +125,9 @@ pub(super) fn strategy(probe: &Probe) -> &'static str {
     }
 }
 
-/// Probes byte for byte as the kernel prints its own in `/sys/kernel/debug/kprobes/list`
-/// (`report_probe` in `kernel/kprobes.c`): address, `k` or `r`, place, module, state in brackets.
-/// The kernel has no watchpoints there; they get a `w`. Probes whose module isn't loaded have no
-/// address and are left out.
+/// Returns probes byte for byte as the kernel prints its own in `/sys/kernel/debug/kprobes/list` (`report_probe` in
+/// `kernel/kprobes.c`): address, `k` or `r`, place, module, state in brackets. The kernel has no watchpoints there;
+/// they get a `w`. Probes whose module isn't loaded have no address and are left out.
 #[must_use]
 pub fn kernel_list(probes: &[Probe]) -> Vec<String> {
     let loaded = probes
@@ -154,7 +153,7 @@ fn kernel_line(probe: &Probe) -> String {
     };
     let state = format!("{state}{jump}");
     let address = probe.address;
-    // The kernel has no name any more for what was in a module.
+    // The kernel no longer has a name for a place in an unloaded module.
     let nameless = probe.state() == ProbeState::Gone && !probe.module.is_empty();
     if probe.symbol.is_empty() || nameless {
         return format!("{address:016x}  {letter}  {address:#x} {state}");
@@ -169,7 +168,7 @@ fn kernel_line(probe: &Probe) -> String {
     )
 }
 
-/// Text that can't be probed, in the manner of the kernel's `/sys/kernel/debug/kprobes/blacklist`:
+/// Returns a line about text that can't be probed, in the manner of the kernel's `/sys/kernel/debug/kprobes/blacklist`:
 /// range, symbol, and behind them the kind and the reason; tabs between them.
 #[must_use]
 pub fn blacklist_line(entry: &BlacklistEntry) -> String {

@@ -1,4 +1,4 @@
-//! What an event shows whose probe has no arguments.
+//! What is shown of an event whose probe has no arguments.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ struct KnownProbe {
 }
 
 impl RegisterText {
-    /// Of a guest whose time stamp counter has `tsc_hz` hertz; 0 leaves durations out.
+    /// Makes one for a guest whose time stamp counter has `tsc_hz` hertz; 0 leaves durations out.
     #[must_use]
     pub fn new(tsc_hz: u64) -> Self {
         Self {
@@ -42,9 +42,9 @@ impl RegisterText {
         }
     }
 
-    /// The registers that the event's probe chooses, or those of the first three arguments of a C function.
-    /// Of a return: the value, the duration, and the registers at the entry. None where the probe has
-    /// arguments instead, or where there is nothing to show.
+    /// Returns the registers that the event's probe chooses, or those of the first three arguments of a C function. Of
+    /// a return: the value, the duration, and the registers at the entry. None where the probe has arguments instead,
+    /// or where there is nothing to show.
     #[must_use]
     pub fn of(&self, event: &Event) -> Option<String> {
         let known = self.probes.get(&event.probe_id);
@@ -63,7 +63,7 @@ impl RegisterText {
         Some(text).filter(|text| !text.is_empty())
     }
 
-    /// The names of the registers that the event has, if those aren't all.
+    /// Returns the names of the registers that the event has; none if those are all.
     fn chosen(&self, event: &Event) -> Option<&[&'static str]> {
         self.probes.get(&event.probe_id)?.registers.as_deref()
     }
@@ -97,7 +97,7 @@ impl RegisterText {
         parts.join("  ")
     }
 
-    /// Between the function's entry and its return; none where the counter's frequency isn't known.
+    /// Returns the time between the function's entry and its return; none where the counter's frequency isn't known.
     fn duration_ns(&self, event: &Event, returned: &Return) -> Option<u128> {
         let ticks = u128::from(event.tsc.saturating_sub(returned.entry_tsc));
         (ticks * 1_000_000_000).checked_div(u128::from(self.tsc_hz))
@@ -109,14 +109,14 @@ fn arguments(registers: &Registers) -> String {
     format!("rdi={rdi:#x} rsi={rsi:#x} rdx={rdx:#x}")
 }
 
-/// The names of the registers that a probe's events have, if those aren't all.
+/// Returns the names of the registers that a probe's events have; none if those are all.
 fn chosen_registers(probe: &Probe) -> Option<Vec<&'static str>> {
     let options = probe.options.as_ref()?;
     (options.capture() == Capture::Registers).then(|| register_names(options))
 }
 
-/// A returned value in hexadecimal, and in decimal where it reads as one of the kernel's errors: -1
-/// to -4095 (`MAX_ERRNO` in `include/linux/err.h`), of 64 bits or, from an `int`, of 32.
+/// Returns a returned value in hexadecimal, and in decimal where it reads as one of the kernel's errors: -1 to -4095
+/// (`MAX_ERRNO` in `include/linux/err.h`), of 64 bits or, from an `int`, of 32.
 fn returned_text(value: u64) -> String {
     match errno(value) {
         Some(error) => format!("{value:#x} ({error})"),

@@ -1,7 +1,7 @@
 //! Columns of equal width.
 
-/// Lines of `rows` with each column as wide as its widest cell, two spaces between columns and none
-/// at a line's end. Columns whose index is in `right` are aligned to the right.
+/// Returns lines of `rows` with each column as wide as its widest cell, two spaces between columns and none at a line's
+/// end. Columns whose index is in `right` are aligned to the right.
 #[must_use]
 pub fn table(rows: &[Vec<String>], right: &[usize]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);

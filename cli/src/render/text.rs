@@ -9,7 +9,7 @@ use vmprobe_trace_formats::named_registers;
 
 use super::table;
 
-/// VMs, a line each: name, state, size, kernel.
+/// Returns VMs, a line each: name, state, size, kernel.
 #[must_use]
 pub fn vm_list(vms: &[Vm]) -> Vec<String> {
     let rows: Vec<Vec<String>> = vms
@@ -29,7 +29,7 @@ pub fn vm_list(vms: &[Vm]) -> Vec<String> {
     table(&rows, &[2, 3])
 }
 
-/// The release of the kernel, without who built it when; its file where that isn't known.
+/// Returns the release of the kernel, without who built it when; its file where that isn't known.
 fn kernel(vm: &Vm) -> String {
     let release = vm.kernel_version.split_whitespace().next();
     release.unwrap_or(&vm.kernel).to_owned()
@@ -45,8 +45,7 @@ pub(super) fn vm_state(vm: &Vm) -> &'static str {
     }
 }
 
-/// What a list of VMs has no room for: the arena, the exits and the jumps, where the server tells of
-/// them.
+/// Returns what a list of VMs has no room for: the arena, the exits and the jumps, where the server tells of them.
 #[must_use]
 pub fn vm_details(vm: &Vm) -> Vec<String> {
     let mut lines = Vec::new();
@@ -71,8 +70,7 @@ pub fn vm_details(vm: &Vm) -> Vec<String> {
     lines
 }
 
-/// What turning probes into jumps has cost, such as `1000 probes in 1 batch, the guest stood still for
-/// 1.2ms`.
+/// Returns what turning probes into jumps has cost, such as `1000 probes in 1 batch, the guest stood still for 1.2ms`.
 #[must_use]
 pub fn optimizer(done: &Optimizer) -> String {
     let Optimizer {
@@ -102,13 +100,13 @@ pub(super) fn named_exits(exits: &Exits) -> [(&'static str, u64); 7] {
     ]
 }
 
-/// A symbol as `nm` prints it.
+/// Returns a symbol as `nm` prints it.
 #[must_use]
 pub fn symbol_line(symbol: &Symbol) -> String {
     format!("{:016x} {} {}", symbol.address, symbol.kind, symbol.name)
 }
 
-/// The general registers, three to a line.
+/// Returns the general registers, three to a line.
 #[must_use]
 pub fn registers(registers: &Registers) -> Vec<String> {
     let cells: Vec<String> = named_registers(registers)

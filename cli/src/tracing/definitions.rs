@@ -18,7 +18,7 @@ pub struct Definition {
     pub text: String,
 }
 
-/// The probes whose events are wanted; all of the VM when there are none.
+/// The probes whose events are wanted; if there are none, all probes of the VM.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wanted {
     pub definitions: Vec<Definition>,
@@ -27,11 +27,10 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// The probes that the arguments ask for.
+    /// Reads the probes that the arguments ask for.
     ///
     /// # Errors
-    /// A definition or the filter can't be read, a file neither, or there is a filter and nothing that it
-    /// could be for.
+    /// A definition, a file or the filter can't be read, or there is a filter and nothing that it could be for.
     pub fn read(traced: &TracedArgs) -> Result<Self, Failure> {
         let mut wanted = Self::default();
         for probe in &traced.probes {
@@ -50,7 +49,7 @@ impl Wanted {
         Ok(wanted)
     }
 
-    /// Definitions only, each a text.
+    /// Reads definitions only, each a text.
     ///
     /// # Errors
     /// One of them, or the filter, can't be read.
@@ -65,7 +64,7 @@ impl Wanted {
         Ok(wanted)
     }
 
-    /// The same with stacks in the events of all definitions.
+    /// Adds stacks to the events of all definitions.
     #[must_use]
     pub fn with_stacks(mut self) -> Self {
         for Definition { spec, .. } in &mut self.definitions {
@@ -153,7 +152,7 @@ impl Wanted {
     }
 }
 
-/// Whether `-:NAME` means a probe: by its name with or without the group, or by the group alone, `GROUP/`
+/// Returns true if `-:NAME` means a probe: by its name with or without the group, or by the group alone, `GROUP/`
 /// (`trace_kprobe_match` in `kernel/trace/trace_kprobe.c`).
 fn is_called(probe: &str, name: &str) -> bool {
     let (group, event) = probe.split_once('/').unwrap_or(("", probe));
@@ -164,7 +163,7 @@ fn is_called(probe: &str, name: &str) -> bool {
     }
 }
 
-/// Whether the words behind the name in `-:NAME` mean a probe: its place, and its arguments from the first on.
+/// Returns true if the words behind the name in `-:NAME` mean a probe: its place, and its arguments from the first on.
 fn is_at(spec: &ProbeSpec, only: &[String]) -> bool {
     let Some((place, arguments)) = only.split_first() else {
         return true;

@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::output::note;
 use crate::render;
 
-/// How long a server may take to tell names: its events are told without them then.
+/// How long a server may take to tell names. After that its events are told without them.
 const NAMES: Duration = Duration::from_secs(1);
 /// How long servers keep probes and events of this command when it is cut off.
 const LINGER: Duration = Duration::from_secs(60);
@@ -33,18 +33,18 @@ pub struct FleetTrace {
     pub until: UntilArgs,
 }
 
-/// What becomes of the events.
+/// Takes the events of a trace.
 pub trait FleetEvents {
-    /// What is kept of a VM.
+    /// What is kept for each VM.
     type Vm;
 
-    /// A VM's events will come.
+    /// Begins a VM whose events will come.
     fn joins(&mut self, vm: &FleetVm, guest: &Guest) -> Result<Self::Vm, Failure>;
 
-    /// Probes of the VM, before their first events.
+    /// Learns probes of the VM, before their first events.
     fn learn(&mut self, known: &mut Self::Vm, probes: &[Probe]) -> Result<(), Failure>;
 
-    /// An event, and its moment in nanoseconds since 1970.
+    /// Takes an event, and its moment in nanoseconds since 1970.
     async fn event(
         &mut self,
         vm: &FleetVm,
@@ -53,10 +53,10 @@ pub trait FleetEvents {
         event: &Event,
     ) -> Result<(), Failure>;
 
-    /// So many events of a VM were lost.
+    /// Notes that `count` events of a VM were lost.
     fn lost(&mut self, vm: &FleetVm, count: u64) -> Result<(), Failure>;
 
-    /// Nothing more is there at the moment.
+    /// Called when there are no more events at the moment.
     fn pause(&mut self) -> Result<(), Failure> {
         Ok(())
     }
@@ -109,7 +109,7 @@ pub async fn follow_fleet(trace: FleetTrace, events: &mut impl FleetEvents) -> R
             _ = signals.next() => break Ok(()),
             () = &mut over => break Ok(()),
             message = fleet.next() => message,
-            // What there is so far is shown before more is waited for.
+            // The events so far are shown before the loop waits for more.
             () = std::future::ready(()) => {
                 if let Err(failure) = told.to.pause() {
                     break Err(failure);
@@ -124,7 +124,7 @@ pub async fn follow_fleet(trace: FleetTrace, events: &mut impl FleetEvents) -> R
         let Some(message) = message else {
             break Ok(());
         };
-        // Whatever takes the events may be slow, or wait for others.
+        // `events` may be slow, or wait for other programs.
         let heard = tokio::select! {
             heard = told.tell(message) => heard,
             () = &mut over => break Ok(()),
@@ -137,7 +137,7 @@ pub async fn follow_fleet(trace: FleetTrace, events: &mut impl FleetEvents) -> R
     let (told, lost, late) = (told.events, told.lost, fleet.late());
     fleet.close().await;
     let followed = followed.and_then(|()| events.pause());
-    // Nobody reads on whose pipe is closed.
+    // If the output's pipe is closed, no reader needs the totals.
     if !matches!(followed, Err(Failure::Output(_))) {
         note(format!("{told} events, {lost} lost, {late} out of order"));
     }
@@ -174,7 +174,7 @@ impl<E: FleetEvents> Told<'_, E> {
                     return Ok(());
                 };
                 let prepared = timeout(NAMES, names.prepare(std::slice::from_ref(&event))).await;
-                // Its server is away, or slow: addresses have no names then.
+                // The server is away, or slow: addresses have no names then.
                 let new = prepared.ok().and_then(Result::ok).unwrap_or_default();
                 if !new.is_empty() {
                     self.to.learn(known, &new)?;
@@ -208,7 +208,7 @@ fn key(vm: &FleetVm) -> (Arc<str>, String) {
     (Arc::clone(&vm.host), vm.name.clone())
 }
 
-/// A VM in messages.
+/// Returns the name of a VM in messages.
 pub fn of(vm: &FleetVm) -> String {
     format!("{}/{}", vm.host, vm.name)
 }

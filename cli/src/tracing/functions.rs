@@ -15,8 +15,8 @@ pub struct Function {
     pub why_not: Option<String>,
 }
 
-/// The functions that match a name or a pattern with `*` and `?`, each name once, sorted. With a module's name before
-/// it, `tun:tun_*`, it matches the module's functions, whose names have that before them too.
+/// Returns the functions that match a name or a pattern with `*` and `?`, each name once, sorted. With a module's name
+/// before it, `tun:tun_*`, it matches the module's functions, whose names have that before them too.
 ///
 /// # Errors
 /// See [`Client::lookup_symbols`] and [`Client::blacklist`].
@@ -44,20 +44,20 @@ pub async fn functions(
         refused.extend(batch.iter().filter_map(refusal));
     }
     let init = match module {
-        // What is freed of a module isn't among its functions any more.
+        // The freed functions of a module aren't among its functions any more.
         Some(_) => 0..0,
         None => freed_text(client, vm).await?,
     };
     Ok(sorted(found, &refused, &init))
 }
 
-/// The letters of nm for code: of the kernel's own symbols, weak ones included.
+/// Returns true for the letters of nm for code: of the kernel's own symbols, weak ones included.
 fn is_text(kind: &str) -> bool {
     matches!(kind, "T" | "t" | "W" | "w")
 }
 
-/// The address of a function and why all of it is refused, if the entry is about that. Other entries are
-/// about single instructions.
+/// Returns the address of a function and why all of it is refused, if the entry is about that. Other entries are about
+/// single instructions.
 fn refusal(entry: &BlacklistEntry) -> Option<(u64, String)> {
     use BlacklistKind as K;
     let whole = matches!(
@@ -74,7 +74,7 @@ fn refusal(entry: &BlacklistEntry) -> Option<(u64, String)> {
     (whole && entry.offset == 0).then(|| (entry.start, format!("{kind}: {}", entry.reason)))
 }
 
-/// The kernel's init text if the guest has begun to run: the kernel frees it when it has started.
+/// Returns the kernel's init text if the guest has begun to run: the kernel frees it when it has started.
 async fn freed_text(client: &Client, vm: &str) -> Result<Range<u64>, ClientError> {
     if client.get_vm(vm).await?.state() == VmState::Created {
         return Ok(0..0);

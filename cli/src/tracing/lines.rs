@@ -16,7 +16,7 @@ pub struct TraceLines<W> {
 }
 
 impl<W: Write> TraceLines<W> {
-    /// A writer to `out`.
+    /// Makes a writer to `out`.
     ///
     /// # Errors
     /// There is no temporary file for [`Header::Full`].

@@ -51,7 +51,7 @@ pub struct EventNames {
 }
 
 impl EventNames {
-    /// Of a VM whose time stamp counter has `tsc_hz` hertz.
+    /// Makes one for a VM whose time stamp counter has `tsc_hz` hertz.
     pub fn new(client: Client, vm: String, tsc_hz: u64, cpus: u32) -> Self {
         let symbols = Arc::<KnownSymbols>::default();
         Self {
@@ -67,22 +67,21 @@ impl EventNames {
         }
     }
 
-    /// The guest, as writers want to know it. Its symbols are those that events were prepared for.
+    /// The guest, as writers need it. Its symbols are those that events were prepared for.
     pub fn guest(&self) -> &Guest {
         &self.guest
     }
 
-    /// Notes probes that the writer has been told of.
+    /// Notes probes that the writer has learned already.
     pub fn learn(&mut self, probes: &[Probe]) {
         let known = probes.iter().map(|probe| (probe.id, probe.address));
         self.probes.extend(known);
     }
 
-    /// Asks for all that the writer will want to know of these events. The answer is the probes that it has
-    /// to be told of first.
+    /// Asks for all that the writer will need for these events. Returns the probes that the writer has to learn first.
     ///
     /// # Errors
-    /// The server doesn't tell of its probes. What has no symbol is no error.
+    /// The server doesn't tell of its probes. An address without a symbol is no error.
     pub async fn prepare(&mut self, events: &[Event]) -> Result<Vec<Probe>, ClientError> {
         let mut new = Vec::new();
         let knows = |probes: &HashMap<u64, u64>, id| probes.contains_key(&id);
@@ -94,7 +93,7 @@ impl EventNames {
             new.retain(|probe| !knows(&self.probes, probe.id));
             self.learn(&new);
             for event in events {
-                // One that was removed meanwhile: ask only once.
+                // A probe that was removed meanwhile: ask only once.
                 self.probes.entry(event.probe_id).or_default();
             }
         }
@@ -127,7 +126,7 @@ impl EventNames {
                 asked.spawn(async move { (address, client.locate(&vm, address).await) });
             }
             while let Some(answer) = asked.join_next().await {
-                // What has no name is shown as a number; a lost connection shows in the stream.
+                // An address without a name is shown as a number; a lost connection shows in the stream.
                 if let Ok((address, answer)) = answer {
                     self.symbols.learn(address, answer.ok().and_then(place));
                 }
@@ -136,7 +135,7 @@ impl EventNames {
     }
 }
 
-/// What covers the address that the server was asked for.
+/// Returns what covers the address that the server was asked for.
 pub fn place(answer: ResolveAddressResponse) -> Option<Place> {
     let symbol = answer.symbol?;
     Some(Place {

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 /// How often the line is renewed.
 pub const PERIOD: Duration = Duration::from_millis(200);
 
-/// A line on standard error that is written over again and again; none where that is no terminal.
+/// A line on standard error that is written over again and again; none where standard error is no
+/// terminal.
 #[derive(Debug)]
 pub struct Progress {
     shown: bool,
@@ -14,7 +15,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// `wanted` is false for a command that shows its events, too.
+    /// Makes the line. `wanted` is false for a command that shows its events, too.
     pub fn new(wanted: bool) -> Self {
         Self {
             shown: wanted && io::stderr().is_terminal(),
@@ -44,7 +45,7 @@ impl Progress {
 
     fn write(&self, text: &str) {
         let mut out = io::stderr().lock();
-        // Whoever can't see it doesn't miss it.
+        // If the line can't be written, nothing is lost.
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     }
 }

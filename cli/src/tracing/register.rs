@@ -55,9 +55,9 @@ fn has_pattern(spec: &ProbeSpec) -> bool {
     matches!(&spec.place, Some(Place::Symbol(place)) if is_pattern(&place.symbol))
 }
 
-/// Gives those without a name the kernel's default one, such as `p_vfs_read_0` (`__trace_kprobe_create` in
-/// `kernel/trace/trace_kprobe.c`), with a number behind it where that is taken. A pattern has the letter only:
-/// the server appends the function's name, such as in `p.vfs_read`.
+/// Gives definitions without a name the kernel's default one, such as `p_vfs_read_0` (`__trace_kprobe_create` in
+/// `kernel/trace/trace_kprobe.c`), with a number behind it where that is taken. A pattern has the letter only: the
+/// server appends the function's name, such as in `p.vfs_read`.
 pub fn name_all(definitions: &mut [Definition], taken: impl IntoIterator<Item = String>) {
     // The names of a pattern's probes begin with its own name.
     let stem = |name: String| match name.split_once('.') {
@@ -99,14 +99,14 @@ fn default_name(spec: &ProbeSpec) -> String {
     }
 }
 
-/// What a name takes: the compiler's dots become `_`.
+/// Makes a part of a name from a symbol: the compiler's dots become `_`.
 fn identifier(symbol: &str) -> String {
     let belongs = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let character = |c| if belongs(c) { c } else { '_' };
     symbol.chars().map(character).collect()
 }
 
-/// The error with the definition, and a caret under the argument that the server can't make sense of.
+/// Returns the error with the definition, and a caret under the argument that the server can't make sense of.
 fn with_text(error: ClientError, definitions: &[Definition]) -> Failure {
     match pointed(&error, definitions) {
         Some(error) => error.into(),
@@ -114,8 +114,8 @@ fn with_text(error: ClientError, definitions: &[Definition]) -> Failure {
     }
 }
 
-/// The server names the field, such as `probes[17].arguments[1]`, and its message about it is
-/// "`TEXT`, column N: reason".
+/// Finds the place of an error in the definition. The server names the field, such as `probes[17].arguments[1]`, and
+/// its message about it is "`TEXT`, column N: reason".
 fn pointed(error: &ClientError, definitions: &[Definition]) -> Option<SpecError> {
     let ClientError::InvalidArgument { fields, message } = error else {
         return None;
@@ -151,7 +151,7 @@ fn pointed(error: &ClientError, definitions: &[Definition]) -> Option<SpecError>
     })
 }
 
-/// Where a part of a text begins that has a space before it.
+/// Returns where a part of a text begins that has a space before it.
 fn find_word(text: &str, part: &str) -> Option<usize> {
     let mut found = text.match_indices(part).map(|(at, _)| at);
     found.find(|at| {

@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::output::note;
 use crate::render;
 
-/// How long events of removed probes are waited for: as long as none comes, and at most.
+/// How long the end waits for events of removed probes: from one event to the next, and at most.
 const QUIET: Duration = Duration::from_millis(100);
 const TAIL: Duration = Duration::from_secs(2);
 
@@ -39,7 +39,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Tells the user: events and losses first, then the probes.
+    /// Tells the user the totals: events and losses first, then the probes.
     pub fn tell(&self) {
         let end = self.end.as_ref();
         let end = end.map_or(String::new(), |end| format!("; the guest ended: {end}"));
@@ -50,7 +50,7 @@ impl Totals {
         ));
         let mut probes: Vec<_> = self.probes.iter().collect();
         if probes.len() > TOTALS_MAX {
-            // Of many, those that tell most.
+            // Of many probes, the ones with the most hits are told.
             probes.sort_by_key(|(_, hits, missed)| std::cmp::Reverse((*hits, *missed)));
         }
         for (name, hits, missed) in probes.iter().take(TOTALS_MAX) {
@@ -65,7 +65,7 @@ impl Totals {
     }
 }
 
-/// A number of things, of which one has a name.
+/// Returns a number with the name of the things, which is `thing` for one.
 fn counted(number: u64, thing: &str) -> String {
     match number {
         1 => format!("1 {thing}"),
@@ -95,11 +95,11 @@ pub fn deliver(
     writer.flush()
 }
 
-/// Registers the probes that are wanted, has a writer made, gives it all events until the user, the limits or
-/// the guest's end stop it, and removes the probes again. The answer is the writer, which is finished.
+/// Registers the probes that are wanted, has a writer made, gives it all events until the user, the limits or the
+/// guest's end stop it, and removes the probes again. Returns the finished writer.
 ///
 /// # Errors
-/// `failed` tells what it means that the writer can't write. The probes are removed after any error.
+/// `failed` makes the failure of an error of the writer. The probes are removed after any error.
 pub async fn follow<W: Writer>(
     target: &TargetArgs,
     wanted: &Wanted,
@@ -116,7 +116,7 @@ pub async fn follow<W: Writer>(
         tokio::select! {
             opened = &mut opening => opened?,
             failure = signals.next() => {
-                // What is being registered must not stay; a second signal doesn't wait for that.
+                // Probes that are being registered must not stay; a second signal doesn't wait for that.
                 tokio::select! {
                     opened = &mut opening => opened?.close().await,
                     _ = signals.next() => {}
@@ -162,7 +162,7 @@ pub async fn follow<W: Writer>(
 
 /// Why the events ended.
 enum End {
-    /// So many were wanted.
+    /// The number of events that was wanted has come.
     Count,
     /// The time is over, or the user has pressed Ctrl-C.
     Asked,
@@ -177,9 +177,9 @@ struct Tracing {
     _session: Session,
     stream: EventStream,
     names: EventNames,
-    /// The probes that the writer has to be told of first.
+    /// The probes that the writer has to learn first.
     probes: Vec<Probe>,
-    /// The ids of those that are removed at the end, and of those among them that are enabled at first.
+    /// The ids of the probes that are removed at the end, and of those among them that are enabled at first.
     own: Vec<u64>,
     enable: Vec<u64>,
     totals: Totals,
@@ -194,13 +194,13 @@ impl Tracing {
         let session = client.open_session(&vm, Duration::ZERO).await?;
         let registered = register(&client, &vm, &session, &wanted.definitions).await?;
         if registered.probes.is_empty() && !wanted.definitions.is_empty() {
-            // A subscription to no probe would be one to all.
+            // A subscription without probes would be one to all probes.
             return Err(ClientError::Protocol("probes").into());
         }
         let own: Vec<u64> = registered.probes.iter().map(|probe| probe.id).collect();
         probes.extend(registered.probes);
         let ids = probes.iter().map(|probe| probe.id).collect();
-        // They are enabled when the subscription stands, so that no hit goes unseen.
+        // The probes are enabled when the subscription stands, so that no hit goes unseen.
         let stream = client.events(&vm, ids).await?;
         if probes.is_empty() {
             probes = there;
@@ -262,7 +262,7 @@ impl Tracing {
                     left -= events.len() as u64;
                     self.write(lost, &events, writer, &failed).await?;
                 }
-                // Nobody has asked for it.
+                // This subscription didn't ask for progress.
                 Ok(Some(Message::Progress { .. })) => {}
                 Ok(Some(Message::Ended(ending))) => {
                     return Ok(End::Guest(render::ending(&ending)));
@@ -292,7 +292,7 @@ impl Tracing {
         Ok(())
     }
 
-    /// Writes what the removed probes have seen before they were removed and is still on its way.
+    /// Writes the events that the removed probes saw before their removal and that are still on their way.
     async fn read_tail(
         &mut self,
         writer: &mut dyn Writer,
@@ -352,7 +352,7 @@ impl Tracing {
     }
 }
 
-/// The registered probes of these names or ids.
+/// Returns the registered probes of these names or ids.
 fn chosen(probes: &[Probe], names: &[String]) -> Result<Vec<Probe>, Failure> {
     let mut chosen = Vec::new();
     for name in names {

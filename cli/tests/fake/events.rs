@@ -3,7 +3,8 @@
 use super::*;
 
 impl State {
-    /// A hit a millisecond, by id. `kernel_execve` is hit first, by a helper's process, and last.
+    /// Makes a hit a millisecond, by id. `kernel_execve` is hit first, by a helper's process, and
+    /// last.
     pub(super) fn events(&self) -> Vec<Event> {
         let execve = |probe: &&Probe| probe.symbol == "kernel_execve";
         let others = self.probes.iter().filter(|probe| !execve(probe));

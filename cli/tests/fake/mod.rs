@@ -29,7 +29,7 @@ use vmprobe_client::v1::{event::Detail, stream_events_response::Message, *};
 /// Hertz of its guests' TSC.
 const TSC_HZ: u64 = 1_000_000_000;
 
-/// Items of its pages, whatever a client asks for.
+/// Items of its pages, for any size that a client asks for.
 const PAGE: usize = 2;
 
 /// What the kernel of its guests has: name, address.
@@ -52,7 +52,7 @@ struct State {
     probes: Vec<Probe>,
     disarmed: bool,
     optimization_off: bool,
-    /// Calls, in their order, for tests that ask what the client did.
+    /// Calls, in their order, for tests that check what the client did.
     calls: Vec<&'static str>,
     ending: Option<Ending>,
 }
@@ -68,7 +68,7 @@ type Answer<T> = Result<Response<T>, Status>;
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl Fake {
-    /// Starts it on a port of its own; the address is the answer.
+    /// Starts it on a port of its own. Returns it with its address.
     pub async fn start() -> (Self, String) {
         let fake = Self::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -83,7 +83,7 @@ impl Fake {
         (fake, address)
     }
 
-    /// One with a VM called `guest`.
+    /// Starts one with a VM called `guest`.
     pub async fn with_guest() -> (Self, String) {
         let (fake, address) = Self::start().await;
         fake.state().vm = Some(Vm {
@@ -93,7 +93,7 @@ impl Fake {
         (fake, address)
     }
 
-    /// The calls it has had so far.
+    /// Returns the calls it has had so far.
     pub fn calls(&self) -> Vec<&'static str> {
         self.state().calls.clone()
     }
@@ -118,7 +118,7 @@ impl Fake {
     }
 }
 
-/// What follows the token in a list, at most [`PAGE`] items, and the token of the rest.
+/// Returns what follows the token in a list, at most [`PAGE`] items, and the token of the rest.
 fn page<T: Clone>(all: &[T], token: &str) -> (Vec<T>, String) {
     let start = token.parse().unwrap_or(0);
     let end = all.len().min(start + PAGE);

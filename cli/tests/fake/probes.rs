@@ -166,7 +166,7 @@ impl ProbeService for Fake {
         Ok(Response::new(UpdateProbesResponse { probes, stopped_ns }))
     }
 
-    /// A probe called `slow` waits for ever.
+    /// Answers, but never for a probe called `slow`.
     async fn wait_probes(&self, request: Request<WaitProbesRequest>) -> Answer<WaitProbesResponse> {
         let selector = request.into_inner().selector.unwrap_or_default();
         let probes = {
@@ -245,7 +245,7 @@ impl ProbeService for Fake {
     }
 }
 
-/// A probe for each function that matches a pattern but `vfs_read`; the probe itself if its place is none.
+/// Returns a probe for each function that matches a pattern but `vfs_read`; the probe itself if its place is none.
 fn expanded(spec: &ProbeSpec) -> Vec<ProbeSpec> {
     let place = match &spec.place {
         Some(probe_spec::Place::Symbol(place)) if spec::is_pattern(&place.symbol) => place,
@@ -273,7 +273,7 @@ fn expanded(spec: &ProbeSpec) -> Vec<ProbeSpec> {
     found.map(on).collect()
 }
 
-/// An argument of a probe: a string if its type is one, else a number.
+/// Makes an argument of a probe: a string if its type is one, else a number.
 fn argument(text: &str) -> Argument {
     let (name, definition) = text.split_once('=').unwrap_or((text, text));
     let format = match definition.ends_with("string") {

@@ -6,7 +6,7 @@ use super::*;
 impl VmService for Fake {
     type DumpVmStream = Answers<DumpVmResponse>;
 
-    /// A page at the start of the file, and one behind a hole.
+    /// Sends a page at the start of the file, and one behind a hole.
     async fn dump_vm(&self, _: Request<DumpVmRequest>) -> Answer<Self::DumpVmStream> {
         let part = |offset, byte| {
             Ok(DumpVmResponse {

@@ -11,7 +11,7 @@ pub struct ExceptionTable {
 }
 
 impl ExceptionTable {
-    /// A table of these instructions, in any order.
+    /// Makes a table of these instructions, in any order.
     pub fn new(addresses: impl IntoIterator<Item = GuestVirtAddr>) -> Self {
         let mut addresses: Vec<_> = addresses.into_iter().collect();
         addresses.sort_unstable();

@@ -31,11 +31,11 @@ pub(crate) enum Pointer {
 /// How long a place is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Length {
-    /// Always as long.
+    /// The same length for each place, in bytes.
     Fixed(u64),
     /// As long as the instruction there.
     Instruction,
-    /// What the byte of the entry at this offset says.
+    /// The length that the entry's byte at this offset gives.
     Field(usize),
 }
 
@@ -89,8 +89,8 @@ impl Format {
     /// `_kprobe_blacklist`: the addresses of functions.
     pub(crate) const FUNCTIONS: Self = Self::addresses(Length::Fixed(1));
 
-    /// `struct bug_entry` (`include/asm-generic/bug.h`): the distance, then what the kernel's
-    /// configuration wants. Without BTF, as distributions have it.
+    /// `struct bug_entry` (`include/asm-generic/bug.h`): the distance, then fields that depend on the kernel's
+    /// configuration. Without BTF, the size is that of distributions' kernels.
     pub(crate) fn bug(btf: Option<&Btf>) -> Self {
         Self::relative(size(btf, "bug_entry", 12), Length::Instruction)
     }
@@ -117,7 +117,7 @@ impl Format {
         Self::relative(12, Length::Field(10)),
     ];
 
-    /// The entries of a table, each with its address.
+    /// Returns the entries of a table, each with its address.
     pub(crate) fn entries<'a>(
         self,
         table: RawTable<'a>,
@@ -140,8 +140,8 @@ impl Format {
         }))
     }
 
-    /// The places that a table names, in its order. `code` gives the code from an address on, up
-    /// to the longest instruction; `None` for what is no code.
+    /// Returns the places that a table names, in the table's order. `code` returns the bytes of code at an address, up
+    /// to the longest instruction, or `None` if no code is there.
     pub(crate) fn places<'a>(
         self,
         table: RawTable<'a>,
@@ -157,8 +157,8 @@ impl Format {
             });
             Some(match end {
                 Some(end) => Ok(start..end),
-                // 0 stands for a weak function in whose place there is another (`scripts/sorttable.c`). A kernel that
-                // moves itself adds its move to it.
+                // 0 stands for a weak function that another one has replaced (`scripts/sorttable.c`). A kernel that
+                // moves itself adds the move to this 0, too.
                 None if start < UPPER_HALF => return None,
                 None => Err(BlacklistError::NotCode {
                     table: table.name.to_owned(),
@@ -181,7 +181,7 @@ impl Length {
 }
 
 impl Pointer {
-    /// What the field at `at` says, with which `entry` begins.
+    /// Returns the address that the field at `at` gives; `entry` begins with this field.
     pub(crate) fn read(self, entry: &[u8], at: GuestVirtAddr) -> Option<GuestVirtAddr> {
         match self {
             Self::Absolute => {

@@ -50,7 +50,7 @@ pub enum BlacklistError {
         table: String,
         /// Its length in bytes.
         len: usize,
-        /// What an entry was taken to be, in bytes.
+        /// The length that an entry was taken to have, in bytes.
         entry: usize,
     },
     /// An entry names a place that is no code.
@@ -103,13 +103,14 @@ struct ListedRange {
 }
 
 impl Blacklist {
-    /// A list of these places, in any order.
+    /// Makes a list of these places, in any order.
     ///
     /// # Errors
     /// They are more than 4 GiB apart.
     pub fn new(mut entries: Vec<BlacklistEntry>) -> Result<Self, BlacklistError> {
         entries.retain(|entry| entry.range.start < entry.range.end);
-        // Each of the kernel's tables is sorted by itself, mostly: this sort makes use of that.
+        // Most of the kernel's tables are sorted already, each by itself: this sort makes use of
+        // that.
         entries.sort_by_key(|entry| (entry.range.start, entry.reason, entry.range.end));
         entries.dedup();
         let base = entries.first().map_or(GuestVirtAddr(0), |e| e.range.start);
@@ -132,12 +133,12 @@ impl Blacklist {
         Ok(Self { base, places })
     }
 
-    /// The first place that overlaps a range of bytes.
+    /// Returns the first place that overlaps a range of bytes.
     pub fn find(&self, range: Range<GuestVirtAddr>) -> Option<BlacklistEntry> {
         self.overlapping(range).next()
     }
 
-    /// All places that overlap a range of bytes, in order.
+    /// Returns all places that overlap a range of bytes, in order.
     pub fn overlapping(&self, range: Range<GuestVirtAddr>) -> impl Iterator<Item = BlacklistEntry> {
         let from_base = |address: GuestVirtAddr| address.0.saturating_sub(self.base.0);
         let (start, end) = (from_base(range.start), from_base(range.end));
@@ -151,7 +152,8 @@ impl Blacklist {
             .map(|place| self.entry(place))
     }
 
-    /// The instruction that ftrace patches in these bytes, such as those of a function's entry.
+    /// Returns the instruction that ftrace patches in these bytes, such as those of a function's
+    /// entry.
     pub fn ftrace_site(&self, range: Range<GuestVirtAddr>) -> Option<Range<GuestVirtAddr>> {
         let site = self
             .overlapping(range)

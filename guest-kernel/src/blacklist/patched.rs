@@ -47,7 +47,7 @@ const COPIED: [&str; 2] = ["relocate_kernel", "core_restore_code"];
 const FTRACE_CALLS: [&str; 2] = ["ftrace_call", "ftrace_regs_call"];
 const CALL_LEN: u64 = 5;
 
-/// Tables that nothing else needs, whose entries have one form in all kernels.
+/// Tables that only the blacklist needs, whose entries have one form in all kernels.
 const TABLES: [(Reason, &str, &str, Format); 9] = [
     (
         Reason::FtraceSite,
@@ -107,8 +107,8 @@ const TABLES: [(Reason, &str, &str, Format); 9] = [
 ];
 
 impl<'a> ImageTables<'a> {
-    /// What can't be probed in the kernel. A table that the kernel was built without has no entries. Takes
-    /// some tens of milliseconds.
+    /// Returns what can't be probed in the kernel. A table that the kernel was built without has no entries. Takes some
+    /// tens of milliseconds.
     ///
     /// # Errors
     /// See [`BlacklistError`].
@@ -136,12 +136,12 @@ impl<'a> ImageTables<'a> {
             &[Format::bug(self.btf)],
         )?;
         self.constants(&mut entries)?;
-        // What isn't text can't be probed in any case.
+        // Places outside of text can't be probed in any case.
         entries.retain(|entry| self.symbols.is_text(entry.range.start));
         Blacklist::new(entries)
     }
 
-    /// Adds the places of a table whose entries have one of some formats: the first that fits.
+    /// Adds the places of a table, read by the first of these formats that fits.
     fn add(
         &self,
         entries: &mut Vec<BlacklistEntry>,
@@ -192,8 +192,8 @@ impl<'a> ImageTables<'a> {
         }
     }
 
-    /// The functions of the kernel's own blacklist, each whole. As in the kernel
-    /// (`__within_kprobe_blacklist`), what the compiler made of one belongs to it.
+    /// Adds the functions of the kernel's own blacklist, each whole. As in the kernel (`__within_kprobe_blacklist`), a
+    /// function that the compiler derived from a listed one is listed as well.
     fn functions(&self, entries: &mut Vec<BlacklistEntry>) -> Result<(), BlacklistError> {
         let reason = Reason::KprobeBlacklist;
         let (start, end) = ("__start_kprobe_blacklist", "__stop_kprobe_blacklist");
@@ -220,9 +220,9 @@ impl<'a> ImageTables<'a> {
         Ok(())
     }
 
-    /// Constants that the kernel writes into its instructions: `RUNTIME_CONST` of
-    /// `include/asm-generic/vmlinux.lds.h` makes a table of each, and
-    /// `arch/x86/include/asm/runtime-const.h` says how long the constant is.
+    /// Adds the constants that the kernel writes into its instructions: `RUNTIME_CONST` of
+    /// `include/asm-generic/vmlinux.lds.h` makes a table of each, and `arch/x86/include/asm/runtime-const.h` says how
+    /// long the constant is.
     fn constants(&self, entries: &mut Vec<BlacklistEntry>) -> Result<(), BlacklistError> {
         const PREFIX: &str = "__start_runtime_";
         for symbol in self.symbols.iter() {

@@ -11,7 +11,7 @@ use crate::btf::Btf;
 use crate::image::Image;
 use crate::symbols::Symbols;
 
-/// The second field of an exception's or a jump label's entry, right behind the first: where to continue.
+/// Offset of the second field in an entry for an exception or a jump label, in bytes: where execution continues.
 const TARGET: usize = 4;
 
 /// The tables of one kernel.
@@ -25,7 +25,7 @@ pub struct ImageTables<'a> {
 }
 
 impl<'a> ImageTables<'a> {
-    /// The tables of an image.
+    /// Finds the tables of an image.
     ///
     /// # Errors
     /// [`BlacklistError::Outside`]
@@ -46,7 +46,7 @@ impl<'a> ImageTables<'a> {
         Ok(tables)
     }
 
-    /// The instructions whose faults the kernel has fix-ups for; none where it has no such table.
+    /// Returns the instructions whose faults the kernel has fix-ups for; none where it has no such table.
     ///
     /// # Errors
     /// See [`BlacklistError`].
@@ -60,7 +60,7 @@ impl<'a> ImageTables<'a> {
         ))
     }
 
-    /// The addresses where execution continues according to the tables.
+    /// Returns the addresses where execution continues according to the tables.
     ///
     /// Sources: `arch/x86/include/asm/extable.h` (instruction, fix-up), `include/linux/jump_label.h`
     /// (code, target, key); each field is the distance from itself.
@@ -82,7 +82,7 @@ impl<'a> ImageTables<'a> {
         Some(self.address(start)?..self.address(end)?)
     }
 
-    /// The table between two symbols; `None` where the kernel has no such table.
+    /// Returns the table between two symbols; `None` where the kernel has no such table.
     pub(super) fn find(
         &self,
         start: &'a str,
@@ -104,8 +104,8 @@ impl<'a> ImageTables<'a> {
         }))
     }
 
-    /// The places that a table names, all of which must be in the image. Anywhere there: some kernels have
-    /// init text in a segment that isn't marked as executable, and code to be copied in their data.
+    /// Returns the places that a table names, all of which must be in the image. They may be in any segment: some
+    /// kernels have init text in a segment that isn't marked as executable, and code to be copied in their data.
     pub(super) fn places(
         &self,
         table: RawTable<'a>,
@@ -119,7 +119,7 @@ impl<'a> ImageTables<'a> {
     }
 }
 
-/// The targets of the entries of a table, in ascending order.
+/// Returns the targets of the entries of a table, in ascending order.
 pub(crate) fn targets(
     table: Option<RawTable<'_>>,
     format: Format,

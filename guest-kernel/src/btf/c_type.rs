@@ -10,23 +10,23 @@ const MAX_STEPS: usize = 64;
 const MAX_NESTED: usize = 4;
 /// Where a declarator ends, at the latest, in bytes.
 const MAX_TEXT: usize = 1024;
-/// What stands for the rest of what is too long or too deep.
+/// Replaces the rest of a text that is too long or too deep.
 pub(super) const REST: &str = "...";
 
 impl Btf {
-    /// A type as C writes it: `struct file *`.
+    /// Returns a type as C writes it: `struct file *`.
     pub fn type_text(&self, id: TypeId) -> String {
         self.declare(id, "", MAX_NESTED)
     }
 
-    /// The declaration of something of a type: `char name[16]`, `int (*open)(struct inode *)`.
+    /// Returns the declaration of something of a type: `char name[16]`, `int (*open)(struct inode *)`.
     pub fn declarator(&self, id: TypeId, name: &str) -> String {
         self.declare(id, name, MAX_NESTED)
     }
 
     fn declare(&self, id: TypeId, name: &str, nested: usize) -> String {
         let (mut id, mut inner) = (id.0, name.to_owned());
-        // What is on the left of the basic type, and on its right.
+        // The text to the left of the basic type, and the text to its right.
         let (mut before, mut after) = (String::new(), String::new());
         for _ in 0..MAX_STEPS {
             if inner.len() > MAX_TEXT {
@@ -108,7 +108,7 @@ impl Btf {
         format!("({})", list.join(", "))
     }
 
-    /// The type behind qualifiers and tags; names stay.
+    /// Returns the type behind qualifiers and tags. Other names of a type (typedefs) stay.
     fn skip_qualifiers(&self, mut id: u32) -> u32 {
         for _ in 0..MAX_STEPS {
             match self.raw.get(id) {
@@ -122,7 +122,7 @@ impl Btf {
     }
 }
 
-/// What comes before a declarator: with a space between, unless it ends in `*` or there is nothing more.
+/// Joins the text before a declarator with the declarator, with a space between unless the declarator is empty.
 fn join(left: &str, inner: &str) -> String {
     if inner.is_empty() {
         left.to_owned()
@@ -139,7 +139,7 @@ fn qualifier(kind: Kind) -> &'static str {
     }
 }
 
-/// The keyword of a struct, union or enum; empty for other types.
+/// Returns the keyword of a struct, union or enum; empty for other types.
 pub(super) fn keyword(record: &TypeRecord<'_>) -> &'static str {
     match record.kind {
         Kind::Struct => "struct",
@@ -151,7 +151,7 @@ pub(super) fn keyword(record: &TypeRecord<'_>) -> &'static str {
     }
 }
 
-/// A type that is no pointer, array or function: `struct file`, `int`, `struct {...}`.
+/// Returns the text of a type that is no pointer, array or function: `struct file`, `int`, `struct {...}`.
 fn base(record: &TypeRecord<'_>) -> String {
     match (keyword(record), record.name) {
         ("", "") => "?".to_owned(),

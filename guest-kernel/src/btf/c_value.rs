@@ -8,16 +8,16 @@ use super::types::{Field, Shape, TypeId};
 const MAX_NESTED: usize = 8;
 /// How many members and elements are looked at: damaged types must not make it endless.
 const MAX_STEPS: usize = 1 << 14;
-/// Room for what closes a value that was cut off.
+/// Room for the text that closes a value that was cut off.
 const CLOSING: usize = REST.len() + MAX_NESTED + 1;
 /// Members whose names end so are sets of bits, which say more in hexadecimal.
 const BITS: [&str; 3] = ["flags", "mode", "mask"];
 
 impl Btf {
-    /// A value of a type as C writes it, in one line of `most` bytes and a few more at most. Constants of enums
-    /// are names, arrays of characters are strings where they hold text, pointers and sets of bits (by the
-    /// member's name) are hexadecimal. Members that are 0 are left out, as C allows, and so are the last
-    /// elements of an array. What is missing at the end of the bytes, or does not fit, is `...`.
+    /// Returns a value of a type as C writes it, in one line of `most` bytes and a few more at most. Constants of enums
+    /// are names, arrays of characters are strings where they hold text, pointers and sets of bits (by the member's
+    /// name) are hexadecimal. Members that are 0 are left out, as C allows, and so are the last elements of an array.
+    /// What is missing at the end of the bytes, or does not fit, is `...`.
     pub fn value_text(&self, id: TypeId, bytes: &[u8], most: usize) -> String {
         let mut printer = Printer {
             btf: self,
@@ -30,8 +30,8 @@ impl Btf {
         printer.text
     }
 
-    /// A value of an enum, of which so many bits are given: the constant's name, or the number where none
-    /// has it.
+    /// Returns a value of an enum, of which `bits` bits are given, as text: the constant's name, or the number if no
+    /// constant has it.
     pub fn enum_text(&self, of: TypeId, value: u64, bits: u32) -> String {
         let unused = 64_u32.saturating_sub(bits).min(63);
         let signed = (value << unused).cast_signed() >> unused;
@@ -51,8 +51,8 @@ impl Btf {
         }
     }
 
-    /// Some bits of bytes in the order of memory, the first bit the lowest of the first byte. `None` if
-    /// they are not all there, or more than 64.
+    /// Returns `len` bits from bit `first` on, of bytes in the order of memory. Bit 0 is the lowest bit of the first
+    /// byte. `None` if they are not all there, or more than 64.
     pub fn bits(bytes: &[u8], first: u64, len: u32) -> Option<u64> {
         let start = usize::try_from(first / 8).ok()?;
         let shift = (first % 8) as u32;
@@ -71,7 +71,7 @@ struct Printer<'a> {
     text: String,
     most: usize,
     steps: usize,
-    /// The rest is left out.
+    /// True if the rest is left out.
     cut: bool,
 }
 
@@ -85,7 +85,7 @@ impl Printer<'_> {
         }
     }
 
-    /// Returns true if there is something to close.
+    /// Writes `{`. Returns true if it has been written, so that it has to be closed.
     fn open(&mut self) -> bool {
         self.put("{");
         !self.cut
@@ -109,7 +109,7 @@ impl Printer<'_> {
         }
     }
 
-    /// A value whose bytes these are, or begin with.
+    /// Writes a value of a type. `bytes` begin with the value's bytes, of which the last ones may be missing.
     fn value(&mut self, id: TypeId, bytes: &[u8], name: &str, nested: usize) {
         match self.btf.shape(id) {
             Some(Shape::Array { element, count }) => self.array(element, count, bytes, nested),
@@ -153,7 +153,7 @@ impl Printer<'_> {
         }
     }
 
-    /// A number of so many bits.
+    /// Writes a number of `bits` bits.
     fn number(&mut self, id: TypeId, shape: Shape, value: u64, bits: u32, name: &str) {
         let signed = (value << (64 - bits)).cast_signed() >> (64 - bits);
         let text = match shape {
@@ -167,7 +167,7 @@ impl Printer<'_> {
         self.put(&text);
     }
 
-    /// A number of more than 64 bits, or what has no form in C.
+    /// Writes a number of more than 64 bits, or a value that has no form in C.
     fn hex(&mut self, bytes: &[u8], size: u32) {
         let Some(bytes) = bytes.get(..size as usize).filter(|bytes| !bytes.is_empty()) else {
             self.put("?");
@@ -191,7 +191,8 @@ impl Printer<'_> {
         }
     }
 
-    /// The members that are not 0; those of unnamed structs and unions as if they were here.
+    /// Writes the members that are not 0. Members of unnamed structs and unions are written as members of the outer
+    /// type.
     fn members(&mut self, of: TypeId, bytes: &[u8], first: &mut bool, nested: usize) {
         let btf = self.btf;
         for field in btf.fields(of) {
@@ -279,7 +280,7 @@ impl Printer<'_> {
         self.close();
     }
 
-    /// An array of characters that holds text, in quotes.
+    /// Returns an array of characters in quotes, if it holds text.
     fn as_text(&self, element: TypeId, bytes: &[u8]) -> Option<String> {
         let Some(Shape::Integer(integer)) = self.btf.shape(element) else {
             return None;

@@ -15,9 +15,9 @@ const MAX_NESTED: usize = 8;
 const COLUMN: usize = 48;
 
 impl Btf {
-    /// The declaration of a type as C has it, each member with its offset and its size in bytes:
-    /// `btf.declaration("struct file")`. It is in the manner of `pahole`. A bit field has the offset of
-    /// the byte that its first bit is in, the number of that bit there, and its number of bits.
+    /// Returns the declaration of a type as C has it, each member with its offset and its size in bytes:
+    /// `btf.declaration("struct file")`. It is in the manner of `pahole`. A bit field has the offset of the byte that
+    /// its first bit is in, the number of that bit there, and its number of bits.
     ///
     /// # Errors
     /// There is no such type.
@@ -33,7 +33,7 @@ impl Btf {
             Kind::Typedef => {
                 let target = TypeId(record.size_or_type);
                 match self.raw.get(target.0) {
-                    // What has no other name can be looked up by this one only.
+                    // A type without another name can only be looked up by this one.
                     Some(of) if of.name.is_empty() && has_body(&of) => {
                         self.body(&of, "typedef ", record.name, 0, 0, &mut lines);
                     }
@@ -55,9 +55,9 @@ impl Btf {
         Ok(lines.text)
     }
 
-    /// The names of the types that a pattern of `*` (any text) and `?` (one character) matches, each with its
-    /// keyword: `struct file`. They are sorted, and at most `most`. A pattern with a keyword before it matches
-    /// only such types.
+    /// Returns the names of the types that a pattern of `*` (any text) and `?` (one character) matches, each with its
+    /// keyword: `struct file`. They are sorted, and at most `most`. A pattern with a keyword before it matches only
+    /// such types.
     pub fn types_matching(&self, pattern: &str, most: usize) -> Vec<String> {
         let mut names: Vec<_> = self
             .raw
@@ -80,7 +80,7 @@ impl Btf {
         names.into_iter().map(text).collect()
     }
 
-    /// `before struct NAME {`, what is inside, `} after;`
+    /// Adds `before struct NAME {`, the members, and `} after;`.
     fn body(
         &self,
         record: &TypeRecord<'_>,
@@ -168,7 +168,7 @@ fn has_body(record: &TypeRecord<'_>) -> bool {
 struct Lines {
     text: String,
     count: usize,
-    /// No more fit.
+    /// True if no more lines fit.
     full: bool,
 }
 
@@ -183,7 +183,7 @@ impl Lines {
         self.text.push('\n');
     }
 
-    /// A line with a comment on where it is.
+    /// Adds a line with a comment that says where the member is.
     fn placed(&mut self, text: &str, place: &str) {
         // As wide as a terminal shows it.
         let width: usize = text.chars().map(|c| if c == '\t' { 8 } else { 1 }).sum();

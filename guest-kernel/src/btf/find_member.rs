@@ -19,7 +19,7 @@ struct FoundMember<'a> {
 }
 
 impl Btf {
-    /// The member of a struct or union of a name, also if it is in an unnamed struct or union there.
+    /// Returns the member of this name of a struct or union, also if it is in an unnamed struct or union there.
     pub fn field(&self, of: TypeId, name: &str) -> Option<Field<'_>> {
         let record = self.behind(of).flatten()?;
         let mut budget = MAX_LOOKED_AT;
@@ -32,9 +32,9 @@ impl Btf {
         })
     }
 
-    /// Where a member of a struct or union is. The path may lead through embedded structs and
-    /// unions, each step after a dot, and finds members of unnamed ones by their own names:
-    /// `btf.member("module", "core_layout.base")`. It doesn't follow pointers or arrays.
+    /// Returns where a member of a struct or union is. The path may lead through embedded structs and unions, each step
+    /// after a dot, and finds members of unnamed ones by their own names: `btf.member("module", "core_layout.base")`.
+    /// It doesn't follow pointers or arrays.
     ///
     /// # Errors
     /// There is no such type or member.
@@ -58,7 +58,7 @@ impl Btf {
             let mut budget = MAX_LOOKED_AT;
             let found =
                 search(self, &inside, step, MAX_DEPTH, &mut budget).ok_or_else(no_member)?;
-            // A type's size is a number of 32 bits, so this takes a path as long as memory.
+            // A type's size has 32 bits, so only a path as long as memory can make the sum overflow.
             offset = offset.saturating_add(found.offset);
             if steps.peek().is_none() {
                 return describe(self, offset, &found).ok_or_else(|| TypeError::Damaged {

@@ -9,7 +9,7 @@ use super::types::TypeId;
 pub struct Prototype<'a> {
     /// Its parameters, in order. The `...` of a function that takes any number is left out.
     pub parameters: Vec<Parameter<'a>>,
-    /// Whether it takes any number of arguments besides.
+    /// True if it takes any number of further arguments.
     pub variadic: bool,
     /// What it returns.
     pub returns: TypeId,
@@ -24,22 +24,22 @@ pub struct Parameter<'a> {
     pub type_id: TypeId,
 }
 
-/// Of a module's types, these know the module's functions only: the kernel's may have the same names.
+/// With a module's types, these methods find only the module's functions: the kernel's may have the same names.
 impl Btf {
     /// Returns true if there is a C function of this name, which keeps to the ABI.
     pub fn has_function(&self, name: &str) -> bool {
         self.function(name).is_some()
     }
 
-    /// The names of a C function's parameters, in order; empty for one that has none. `None` for
-    /// what is no C function.
+    /// Returns the names of a C function's parameters, in order; the name of an unnamed parameter is empty. `None` if
+    /// there is no such C function.
     pub fn parameters(&self, function: &str) -> Option<Vec<&str>> {
         let prototype = self.raw.get(self.function(function)?.size_or_type)?;
         let parameters = prototype.entries().map(|[name, _]| self.raw.name(name));
         (prototype.kind == Kind::Prototype).then(|| parameters.collect())
     }
 
-    /// The prototype of a C function. `None` for what is no C function.
+    /// Returns the prototype of a C function; `None` if there is no such C function.
     pub fn prototype(&self, function: &str) -> Option<Prototype<'_>> {
         let record = self.raw.get(self.function(function)?.size_or_type)?;
         self.as_prototype(&record)

@@ -1,4 +1,4 @@
-//! What is told of members of structs and unions.
+//! Where members of structs and unions are.
 
 /// A member of a struct or union.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -36,12 +36,12 @@ pub struct Btf {
     raw: Arc<RawTypes>,
     /// Hash of each type's name and its number, sorted.
     by_name: Vec<(u32, u32)>,
-    /// The kernel's, of a module's.
+    /// The kernel's types, if these are a module's.
     base: Option<Arc<Btf>>,
 }
 
 impl Btf {
-    /// The types of a vmlinux; `None` where it was built without. Takes some milliseconds.
+    /// Reads the types of a vmlinux; `None` where it was built without. Takes some milliseconds.
     ///
     /// # Errors
     /// See [`BtfError`].
@@ -91,13 +91,13 @@ impl Btf {
         })
     }
 
-    /// Returns true if these are a module's, with the kernel's.
+    /// Returns true if these are a module's types, together with the kernel's.
     pub fn is_module_s(&self) -> bool {
         self.base.is_some()
     }
 
-    /// The size of a struct, union, enum, typedef or basic type in bytes, by its name alone:
-    /// `"alt_instr"`, not `"struct alt_instr"`.
+    /// Returns the size of a struct, union, enum, typedef or basic type in bytes, by its name alone: `"alt_instr"`, not
+    /// `"struct alt_instr"`.
     ///
     /// # Errors
     /// There is no such type.
@@ -116,7 +116,7 @@ impl Btf {
         })
     }
 
-    /// The value of a constant of an enum: `btf.constant("mod_mem_type", "MOD_TEXT")`.
+    /// Returns the value of a constant of an enum: `btf.constant("mod_mem_type", "MOD_TEXT")`.
     ///
     /// # Errors
     /// There is no such enum or constant.
@@ -137,14 +137,14 @@ impl Btf {
         })
     }
 
-    /// All types of a name, a module's own before the kernel's.
+    /// Returns all types of a name, a module's own before the kernel's.
     fn named(&self, name: &str) -> impl Iterator<Item = (u32, TypeRecord<'_>)> {
         let base = self.base.as_deref();
         let base = base.into_iter().flat_map(move |base| base.own_named(name));
         self.own_named(name).chain(base)
     }
 
-    /// All types of a name that aren't the base's.
+    /// Returns all types of a name that aren't the base's.
     fn own_named(&self, name: &str) -> impl Iterator<Item = (u32, TypeRecord<'_>)> {
         let wanted = hash(name);
         let start = self.by_name.partition_point(|(hash, _)| *hash < wanted);
@@ -155,7 +155,7 @@ impl Btf {
             .filter(move |(_, record)| record.name == name)
     }
 
-    /// The size of a type in bytes.
+    /// Returns the size of a type in bytes.
     fn size(&self, id: u32) -> Option<u64> {
         /// More dimensions than any array has.
         const MAX_DIMENSIONS: usize = 16;

@@ -10,7 +10,7 @@ const MAGIC: u16 = 0xeb9f;
 const VERSION: u8 = 1;
 /// Magic, version, flags, length of the header, offset and length of the types and of the names.
 const HEADER: usize = 24;
-/// Longer chains of names and qualifiers than any compiler makes are circular.
+/// Longest chain of names and qualifiers. A longer one than any compiler makes is circular.
 pub const MAX_CHAIN: usize = 64;
 /// Name, info and size or type.
 const RECORD: usize = 12;
@@ -66,12 +66,12 @@ pub struct TypeRecord<'a> {
 }
 
 impl<'a> TypeRecord<'a> {
-    /// The details' entries of `N` words.
+    /// Returns the details' entries of `N` words.
     pub fn entries<const N: usize>(&self) -> impl Iterator<Item = [u32; N]> + use<'a, N> {
         self.details.chunks_exact(N * 4).map(words)
     }
 
-    /// The constants of an enum: where each one's name is, and its value, extended by its sign.
+    /// Returns the constants of an enum: where each one's name is, and its value, extended by its sign.
     pub fn constants(&self) -> impl Iterator<Item = (u32, u64)> + use<'a> {
         let (wide, signed) = (self.kind == Kind::Enum64, self.flag);
         let size = match self.kind {
@@ -102,7 +102,7 @@ fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
 /// its names the offsets behind the kernel's, and it refers to the kernel's by theirs.
 #[derive(Debug)]
 pub struct RawTypes {
-    /// The kernel's, of a module's.
+    /// The kernel's section, if this is a module's.
     base: Option<Arc<RawTypes>>,
     types: Vec<u8>,
     names: Vec<u8>,
@@ -111,8 +111,8 @@ pub struct RawTypes {
 }
 
 impl RawTypes {
-    /// Reads the header and finds the records; their contents are read when they are needed. `base` is the kernel's,
-    /// where the section is a module's.
+    /// Reads the header and finds the records; their contents are read when they are needed. `base` is the kernel's
+    /// section if this one is a module's.
     pub fn parse(data: &[u8], base: Option<Arc<Self>>) -> Result<Self, BtfError> {
         let header = data.get(..HEADER).ok_or(BtfError::Truncated)?;
         let [first, len, types_at, types_len, names_at, names_len] = words(header);
@@ -135,7 +135,7 @@ impl RawTypes {
             let Some(len) = record.and_then(|r| details_len(words::<3>(r)[1])) else {
                 return Err(bad);
             };
-            // Both are parts of a length of 32 bits.
+            // The position is within a section whose length has 32 bits.
             starts.push(at as u32);
             at += RECORD + len;
             if at > types.len() {
@@ -150,14 +150,14 @@ impl RawTypes {
         })
     }
 
-    /// Its own types with their numbers.
+    /// Returns the section's own types with their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u32, TypeRecord<'_>)> {
         (self.first()..)
             .zip(&self.starts)
             .filter_map(|(id, start)| Some((id, self.at(*start as usize)?)))
     }
 
-    /// A type by its number; `None` for `void` and numbers that aren't there.
+    /// Returns a type by its number; `None` for `void` and numbers that aren't there.
     pub fn get(&self, id: u32) -> Option<TypeRecord<'_>> {
         match id.checked_sub(self.first()) {
             Some(own) => self.at(*self.starts.get(own as usize)? as usize),
@@ -165,14 +165,14 @@ impl RawTypes {
         }
     }
 
-    /// The number of its first type.
+    /// Returns the number of the section's first type.
     fn first(&self) -> u32 {
         // `void` has no record. A section has less than 4 GiB.
         let base = self.base.as_ref();
         base.map_or(1, |base| base.first() + base.starts.len() as u32)
     }
 
-    /// A type, through its aliases and qualifiers.
+    /// Returns the type behind aliases and qualifiers.
     pub fn resolve(&self, mut id: u32) -> Option<TypeRecord<'_>> {
         for _ in 0..MAX_CHAIN {
             let record = self.get(id)?;
@@ -196,7 +196,7 @@ impl RawTypes {
         })
     }
 
-    /// The name at an offset; empty for what has none.
+    /// Returns the name at an offset; empty if there is none.
     pub fn name(&self, at: u32) -> &str {
         let mut at = at as usize;
         if let Some(base) = &self.base {
@@ -233,7 +233,7 @@ fn kind(info: u32) -> Kind {
     }
 }
 
-/// How many bytes follow a record; `None` for a kind that isn't known.
+/// Returns how many bytes follow a record; `None` for an unknown kind.
 fn details_len(info: u32) -> Option<usize> {
     let count = (info & 0xffff) as usize;
     Some(match info >> 24 & 0x1f {

@@ -6,7 +6,7 @@ pub struct Builder {
     types: Vec<u8>,
     names: Vec<u8>,
     count: u32,
-    /// Bytes of names of the kernel's, of a module's types.
+    /// Bytes of the kernel's names, if these are a module's types.
     names_before: u32,
 }
 
@@ -22,12 +22,12 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// No types yet.
+    /// Begins without types.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// No types yet of a module, of a kernel with these.
+    /// Begins the types of a module whose kernel has the types of `kernel`.
     pub fn of_module(kernel: &Self) -> Self {
         Self {
             types: vec![],
@@ -46,8 +46,8 @@ impl Builder {
         at
     }
 
-    /// Any type: its name, its kind, how many details it has, its size or the type it is made of, and the
-    /// details (`include/uapi/linux/btf.h`).
+    /// Adds a type of any kind: its name, its kind, how many details it has, its size or the type it is made of, and
+    /// the details (`include/uapi/linux/btf.h`).
     pub fn record(
         &mut self,
         name: &str,
@@ -66,52 +66,52 @@ impl Builder {
         self.count
     }
 
-    /// An integer of so many bytes.
+    /// Adds an integer of `size` bytes.
     pub fn int(&mut self, name: &str, size: u32) -> u32 {
         self.record(name, 1, 0, size, &[size * 8])
     }
 
-    /// An integer of so many bytes with a sign.
+    /// Adds an integer of `size` bytes with a sign.
     pub fn signed(&mut self, name: &str, size: u32) -> u32 {
         self.record(name, 1, 0, size, &[(1 << 24) | (size * 8)])
     }
 
-    /// `_Bool`
+    /// Adds `_Bool`.
     pub fn boolean(&mut self) -> u32 {
         self.record("_Bool", 1, 0, 1, &[(4 << 24) | 8])
     }
 
-    /// A type that can't be changed.
+    /// Adds a type that can't be changed (`const`).
     pub fn constant(&mut self, of: u32) -> u32 {
         self.record("", 10, 0, of, &[])
     }
 
-    /// A structure of which only the name is known.
+    /// Adds a structure of which only the name is known.
     pub fn forward(&mut self, name: &str) -> u32 {
         self.record(name, 7, 0, 0, &[])
     }
 
-    /// A pointer to a type.
+    /// Adds a pointer to a type.
     pub fn pointer(&mut self, to: u32) -> u32 {
         self.record("", 2, 0, to, &[])
     }
 
-    /// An array of a type.
+    /// Adds an array of a type.
     pub fn array(&mut self, of: u32, count: u32) -> u32 {
         self.record("", 3, 0, 0, &[of, 1, count])
     }
 
-    /// Another name of a type.
+    /// Adds another name of a type.
     pub fn typedef(&mut self, name: &str, to: u32) -> u32 {
         self.record(name, 8, 0, to, &[])
     }
 
-    /// A structure. Members: name, type, offset in bytes.
+    /// Adds a structure. Members: name, type, offset in bytes.
     pub fn structure(&mut self, name: &str, size: u32, members: &[(&str, u32, u32)]) -> u32 {
         self.composite(name, 4, size, members)
     }
 
-    /// A union. Members: name, type, offset in bytes.
+    /// Adds a union. Members: name, type, offset in bytes.
     pub fn union(&mut self, name: &str, size: u32, members: &[(&str, u32, u32)]) -> u32 {
         self.composite(name, 5, size, members)
     }
@@ -124,7 +124,7 @@ impl Builder {
         self.record(name, kind, members.len(), size, &details)
     }
 
-    /// A structure with bit fields. Members: name, type, offset in bits, size in bits.
+    /// Adds a structure with bit fields. Members: name, type, offset in bits, size in bits.
     pub fn bit_fields(&mut self, name: &str, size: u32, members: &[(&str, u32, u32, u32)]) -> u32 {
         let mut details = vec![];
         for (name, id, offset, bits) in members {
@@ -133,7 +133,7 @@ impl Builder {
         self.record(name, 4 | 1 << 7, members.len(), size, &details)
     }
 
-    /// An enumeration. Constants: name, value.
+    /// Adds an enumeration. Constants: name, value.
     pub fn enumeration(&mut self, name: &str, constants: &[(&str, i32)]) -> u32 {
         let mut details = vec![];
         for (name, value) in constants {
@@ -142,7 +142,7 @@ impl Builder {
         self.record(name, 6 | 1 << 7, constants.len(), 4, &details)
     }
 
-    /// An enumeration of 64 bits, without signs. Constants: name, value.
+    /// Adds an enumeration of 64 bits, without signs. Constants: name, value.
     pub fn enumeration64(&mut self, name: &str, constants: &[(&str, u64)]) -> u32 {
         let mut details = vec![];
         for (name, value) in constants {
@@ -151,7 +151,7 @@ impl Builder {
         self.record(name, 19, constants.len(), 8, &details)
     }
 
-    /// The type of functions. Parameters: name, type.
+    /// Adds the type of functions. Parameters: name, type.
     pub fn prototype(&mut self, parameters: &[(&str, u32)], returns: u32) -> u32 {
         let mut details = vec![];
         for (name, id) in parameters {
@@ -160,12 +160,12 @@ impl Builder {
         self.record("", 13, parameters.len(), returns, &details)
     }
 
-    /// A function that returns nothing. Parameters: name, type.
+    /// Adds a function that returns nothing. Parameters: name, type.
     pub fn function(&mut self, name: &str, parameters: &[(&str, u32)]) -> u32 {
         self.function_returning(name, parameters, 0)
     }
 
-    /// A function. Parameters: name, type.
+    /// Adds a function. Parameters: name, type.
     pub fn function_returning(
         &mut self,
         name: &str,
@@ -176,7 +176,7 @@ impl Builder {
         self.record(name, 12, 1, prototype, &[])
     }
 
-    /// The section.
+    /// Returns the section.
     pub fn bytes(&self) -> Vec<u8> {
         let (types, names) = (self.types.len() as u32, self.names.len() as u32);
         let mut section = vec![0x9f, 0xeb, 1, 0];

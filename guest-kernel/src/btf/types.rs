@@ -24,7 +24,7 @@ pub enum Shape {
     Void,
     /// A whole number.
     Integer(Integer),
-    /// A floating-point number of so many bytes.
+    /// A floating-point number, and its size in bytes.
     Float(u32),
     /// A pointer to a type.
     Pointer(TypeId),
@@ -35,7 +35,7 @@ pub enum Shape {
         /// How many; 0 where that isn't known.
         count: u32,
     },
-    /// A struct or union of so many bytes.
+    /// A struct or union, and its size in bytes.
     Composite(u32),
     /// An enum.
     Enumeration {
@@ -77,7 +77,7 @@ pub struct Field<'a> {
 }
 
 impl Btf {
-    /// What a type is. `None` for a number that isn't there, and for damaged types.
+    /// Returns what a type is. `None` for a number that isn't there, and for damaged types.
     pub fn shape(&self, id: TypeId) -> Option<Shape> {
         let Some(record) = self.behind(id)? else {
             return Some(Shape::Void);
@@ -102,12 +102,12 @@ impl Btf {
         })
     }
 
-    /// How many bytes a type takes. `None` for what has no size.
+    /// Returns how many bytes a type takes. `None` for a type without a size.
     pub fn type_size(&self, id: TypeId) -> Option<u64> {
         self.size(id.0)
     }
 
-    /// Returns true for numbers of 8 bits: what text is made of.
+    /// Returns true for numbers of 8 bits, which text is made of.
     pub fn is_byte(&self, id: TypeId) -> bool {
         matches!(
             self.shape(id),
@@ -119,8 +119,8 @@ impl Btf {
         )
     }
 
-    /// The struct, union, enum, typedef or basic type of a name, which may have its keyword before it:
-    /// `file`, `struct file`, `size_t`.
+    /// Returns the struct, union, enum, typedef or basic type of a name, which may have its keyword before it: `file`,
+    /// `struct file`, `size_t`.
     pub fn type_named(&self, name: &str) -> Option<TypeId> {
         let words: Vec<_> = name.split_whitespace().collect();
         let keyword = words.first().and_then(|word| keyword(word));
@@ -136,7 +136,7 @@ impl Btf {
             .map(|(id, _)| TypeId(id))
     }
 
-    /// The members that a struct or union has itself, in order; none for other types.
+    /// Returns the members that a struct or union has itself, in order; none for other types.
     pub fn fields(&self, of: TypeId) -> impl Iterator<Item = Field<'_>> {
         let record = self.behind(of).flatten().filter(is_composite);
         record.into_iter().flat_map(move |record| {
@@ -145,7 +145,7 @@ impl Btf {
         })
     }
 
-    /// The names of all members of a struct or union, those of unnamed structs and unions there included.
+    /// Returns the names of all members of a struct or union, including those of unnamed structs and unions there.
     pub fn field_names(&self, of: TypeId) -> Vec<&str> {
         let mut names = Vec::new();
         let mut todo = vec![of];
@@ -166,7 +166,7 @@ impl Btf {
         names
     }
 
-    /// The name of an enum's constant by its value, of which only the bits of the enum's size count.
+    /// Returns the name of an enum's constant by its value, of which only the bits of the enum's size count.
     pub fn enumerator(&self, of: TypeId, value: u64) -> Option<&str> {
         let record = self.behind(of).flatten()?;
         let unused = 64_u32.checked_sub(record.size_or_type.checked_mul(8)?)?;
@@ -176,7 +176,7 @@ impl Btf {
         Some(self.raw.name(name))
     }
 
-    /// The record behind names and qualifiers; `Some(None)` is `void`.
+    /// Returns the record behind names and qualifiers; `Some(None)` is `void`.
     pub(super) fn behind(&self, id: TypeId) -> Option<Option<TypeRecord<'_>>> {
         let mut id = id.0;
         for _ in 0..super::raw::MAX_CHAIN {
@@ -207,8 +207,8 @@ impl Btf {
     }
 }
 
-/// Where a member begins, in bits, and how many bits a bit field has
-/// (`BTF_MEMBER_BIT_OFFSET` and `BTF_MEMBER_BITFIELD_SIZE`).
+/// Returns where a member begins, in bits, and how many bits a bit field has (`BTF_MEMBER_BIT_OFFSET` and
+/// `BTF_MEMBER_BITFIELD_SIZE`).
 pub(super) fn member_bits(record: &TypeRecord<'_>, offset: u32) -> (u64, u8) {
     if record.flag {
         ((offset & 0x00ff_ffff).into(), (offset >> 24) as u8)
@@ -230,7 +230,7 @@ fn keyword(word: &str) -> Option<&'static [Kind]> {
     })
 }
 
-/// include/uapi/linux/btf.h, `BTF_INT_ENCODING`
+/// Decodes an integer's encoding (include/uapi/linux/btf.h, `BTF_INT_ENCODING`).
 fn integer(record: &TypeRecord<'_>) -> Option<Integer> {
     const SIGNED: u32 = 1 << 24;
     const BOOL: u32 = 4 << 24;

@@ -2,7 +2,7 @@
 
 use guest_state::Tsc;
 
-/// How a CPU of the guest makes a time of its counter, as the guest's variables had it at one moment.
+/// How a CPU of the guest turns its counter into a time, by the guest's variables at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conversion {
     pub(super) counter: Counter,
@@ -28,15 +28,15 @@ pub(super) enum Counter {
         time: u64,
         multiplier: u32,
         shift: i8,
-        /// What the kernel takes off, in nanoseconds: the clock began at 0 when the kernel found it.
+        /// Nanoseconds that the kernel subtracts: the clock began at 0 when the kernel found it.
         start: u64,
     },
 }
 
-/// What `local_clock` makes of it (`kernel/sched/clock.c`), in nanoseconds.
+/// How `local_clock` makes its time of that of `sched_clock` (`kernel/sched/clock.c`), in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// `sched_clock_running` is off: nothing.
+    /// `sched_clock_running` is off: nothing is added.
     Early,
     /// `__sched_clock_stable` is on: a constant is added.
     Stable { offset: u64 },
@@ -46,16 +46,16 @@ pub(super) enum Mode {
         time: u64,
         /// `sched_clock` at the last tick.
         raw: u64,
-        /// The least and the most that the kernel lets it be.
+        /// The earliest and the latest time that the kernel allows.
         bounds: Option<(u64, u64)>,
     },
 }
 
 impl Conversion {
-    /// Nanoseconds by the clock of the guest's log, as the guest would compute them with the variables that
+    /// Returns the nanoseconds by the clock of the guest's log, as the guest would compute them with the variables that
     /// were read: what `printk` has as its time (`local_clock`).
     ///
-    /// Use it for a counter of the moment of the reading; for another one see [`Self::lasts`].
+    /// Use it for a counter of the moment when the variables were read; for another one see [`Self::lasts`].
     pub fn ns(&self, tsc: Tsc) -> u64 {
         let now = self.counter.ns(tsc);
         match self.mode {
@@ -75,14 +75,15 @@ impl Conversion {
     }
 
     /// Nanoseconds by the guest's `sched_clock`, which is what ftrace's clock `local` shows
-    /// (`kernel/trace/trace_clock.c`, `trace_clock_local`). It can differ from [`Self::ns`] by a constant.
+    /// (`kernel/trace/trace_clock.c`, `trace_clock_local`). It differs from [`Self::ns`] by a constant while the counter is
+    /// stable, and otherwise by what the kernel corrects.
     pub fn trace_ns(&self, tsc: Tsc) -> u64 {
         self.counter.ns(tsc)
     }
 
-    /// True if the conversion is good for counters of other moments, too, and on all CPUs: the kernel has found
-    /// its counter to be stable. The kernel can still take that back, or its host set the clock anew, so read
-    /// it again from time to time.
+    /// Returns true if the conversion is good for counters of other moments, too, and on all CPUs: the kernel has found
+    /// its counter to be stable. The kernel can still take that back, or its host set the clock anew, so read the
+    /// variables again from time to time.
     ///
     /// Otherwise the kernel corrects the clock with each of its ticks, on each CPU by itself, and a conversion
     /// is exact up to the next tick.
@@ -90,9 +91,9 @@ impl Conversion {
         matches!(self.mode, Mode::Stable { .. })
     }
 
-    /// The same without the bounds that the kernel keeps to between two ticks: for counters of some time before
-    /// or after the reading, where the conversion doesn't last. It errs by as much as the kernel corrects its
-    /// clock meanwhile.
+    /// Returns the conversion without the bounds that the kernel keeps to between two ticks. Use it for counters of
+    /// some time before or after the reading, where the conversion doesn't last. Its error is what the kernel corrects
+    /// its clock by in the meantime.
     #[must_use]
     pub fn unbounded(self) -> Self {
         let mode = match self.mode {
@@ -141,7 +142,7 @@ impl Counter {
     }
 }
 
-/// A number of counts in nanoseconds.
+/// Converts a number of counts to nanoseconds.
 fn scale(counts: u64, multiplier: u32, shift: i8) -> u64 {
     let by = u32::from(shift.unsigned_abs());
     let shifted = if shift < 0 {
@@ -153,7 +154,7 @@ fn scale(counts: u64, multiplier: u32, shift: i8) -> u64 {
     (product >> 32) as u64
 }
 
-/// The later of two times, which may have wrapped around (`wrap_max`).
+/// Returns the later of two times, which may have wrapped around (`wrap_max`).
 pub(super) fn later(a: u64, b: u64) -> u64 {
     if a.wrapping_sub(b).cast_signed() > 0 {
         a
@@ -162,7 +163,7 @@ pub(super) fn later(a: u64, b: u64) -> u64 {
     }
 }
 
-/// The earlier of two times (`wrap_min`).
+/// Returns the earlier of two times (`wrap_min`).
 fn earlier(a: u64, b: u64) -> u64 {
     if a.wrapping_sub(b).cast_signed() < 0 {
         a

@@ -20,7 +20,7 @@ use crate::kernel_memory::KernelMemory;
 use crate::percpu;
 use crate::symbols::Symbols;
 
-/// How often a structure is read that changes under the reader's eyes.
+/// How many times to try to read a structure that may change while it is read.
 const TRIES: usize = 8;
 /// Nanoseconds in a second: no kernel ticks more rarely (`CONFIG_HZ` is 100 or more on x86).
 const MAX_TICK: u64 = 1_000_000_000;
@@ -42,7 +42,7 @@ pub struct Clock {
     jiffies: Option<Jiffies>,
 }
 
-/// Of `native_sched_clock`.
+/// The variables of `native_sched_clock`.
 #[derive(Debug, Clone, Copy)]
 struct Native {
     function: GuestVirtAddr,
@@ -50,17 +50,17 @@ struct Native {
     in_use: GuestVirtAddr,
     /// `cyc2ns` of each CPU: what to add to the start of its variables.
     variable: i32,
-    /// Two copies, of which the number says which one is whole.
+    /// Offset of two copies. The sequence number (`number`) says which one is whole.
     copies: u64,
     copy_size: u64,
     number: u64,
-    /// In a copy.
+    /// Offsets in a copy.
     multiplier: u64,
     shift: u64,
     offset: u64,
 }
 
-/// Of `kvm_sched_clock_read`.
+/// The variables of `kvm_sched_clock_read`.
 #[derive(Debug, Clone, Copy)]
 struct Kvm {
     function: GuestVirtAddr,
@@ -87,7 +87,7 @@ struct Jiffies {
 }
 
 impl Clock {
-    /// Where a kernel has its clock; `None` where symbols or types don't tell.
+    /// Finds where a kernel has its clock; `None` where symbols or types don't tell.
     pub fn find(symbols: &Symbols, btf: &Btf) -> Option<Self> {
         let address = |name: &str| Some(symbols.get(name)?.address);
         let member = |of: &str, path: &str, size: u64| {
@@ -149,8 +149,8 @@ impl Clock {
         })
     }
 
-    /// Reads how a CPU makes a time of its counter now. `None` while the kernel has no clock yet, which is when
-    /// its log says 0, where it goes by a clock that isn't known, and where the variables can't be read.
+    /// Reads how a CPU turns its counter into a time now. `None` while the kernel has no clock yet (its log says 0
+    /// then), where it uses an unknown clock, and where the variables can't be read.
     ///
     /// `variables` is the start of the CPU's variables: GS base of a vCPU in the kernel, or what
     /// [`percpu::offsets`] tells. `tables` are tables that map the kernel. It takes some fifteen small reads
@@ -192,7 +192,7 @@ impl Clock {
         native.read(guest)
     }
 
-    /// `sched_clock_local`
+    /// Reads the variables of `sched_clock_local`.
     fn ticks(&self, guest: &Reader<'_>) -> Option<Mode> {
         let at = guest.variable(self.ticks.variable);
         let part = |offset| guest.u64(at.wrapping_add(offset));
@@ -207,7 +207,7 @@ impl Clock {
         })
     }
 
-    /// The nanoseconds of a tick, `TICK_NSEC`.
+    /// Returns the nanoseconds of a tick, `TICK_NSEC`.
     fn tick(&self, guest: &Reader<'_>) -> Option<u64> {
         let jiffies = self.jiffies?;
         let multiplier = guest.memory.u32(jiffies.multiplier).ok()?;
@@ -218,7 +218,7 @@ impl Clock {
 
 impl Native {
     fn read(&self, guest: &Reader<'_>) -> Option<Counter> {
-        // Until then `sched_clock` counts jiffies, which don't pass yet.
+        // Until the static key is on, `sched_clock` counts jiffies, which don't pass yet.
         guest.is_on(self.in_use)?.then_some(())?;
         let at = guest.variable(self.variable);
         let number = || guest.memory.u32(at.wrapping_add(self.number)).ok();
@@ -241,9 +241,9 @@ impl Native {
 }
 
 impl Kvm {
-    /// What the host writes is `struct pvclock_vcpu_time_info`: `Documentation/virt/kvm/x86/msr.rst`,
-    /// `MSR_KVM_SYSTEM_TIME_NEW`. The guest may also keep its clock from going backwards, where the host
-    /// doesn't say that it can't; that is left out.
+    /// Reads what the host writes, `struct pvclock_vcpu_time_info`: `Documentation/virt/kvm/x86/msr.rst`,
+    /// `MSR_KVM_SYSTEM_TIME_NEW`. Where the host doesn't promise that this clock never goes backwards, the guest may
+    /// also prevent that itself; this is left out.
     fn read(self, guest: &Reader<'_>) -> Option<Counter> {
         let at = GuestVirtAddr(guest.u64(guest.variable(self.variable))?);
         let start = guest.u64(self.start)?;
@@ -259,7 +259,7 @@ impl Kvm {
                 shift: i8::from_le_bytes([shift]),
                 start,
             };
-            // The host makes it odd before it writes, and even again afterwards.
+            // The host makes the version odd before it writes, and even again afterwards.
             if before % 2 == 0 && version()? == before {
                 return (before != 0).then_some(counter);
             }
@@ -284,7 +284,7 @@ impl Reader<'_> {
         GuestVirtAddr(at)
     }
 
-    /// Whether a static key is on: more than 0, or -1 while the kernel patches its text
+    /// Returns true if a static key is on: its count is more than 0, or -1 while the kernel patches its text
     /// (`kernel/jump_label.c`).
     fn is_on(&self, key: GuestVirtAddr) -> Option<bool> {
         Some(self.memory.u32(key).ok()? != 0)

@@ -61,7 +61,7 @@ fn symbols(without: &[&str]) -> Symbols {
     Symbols::from_elf_symtab(&synthetic::unstripped(&all)).unwrap()
 }
 
-/// The offsets are those of Linux 6.12, but for the key's and the call's, which are 0 there.
+/// Makes types with the offsets of Linux 6.12, but for the key's and the call's, which are 0 there.
 fn types() -> Btf {
     let mut b = Builder::new();
     let int = b.int("unsigned int", 4);
@@ -122,13 +122,13 @@ impl Guest {
         self.u64(CHOSEN + 8, function)
     }
 
-    /// The counter at 1 GHz, plus so much.
+    /// Sets the counter to 1 GHz, plus `offset`.
     fn native(&self, copy: u64, offset: u64) -> &Self {
         let at = CPU + CYC2NS + copy * 16;
         self.u32(at, 1 << 20).u32(at + 4, 20).u64(at + 8, offset)
     }
 
-    /// KVM's clock at 1 GHz.
+    /// Sets KVM's clock to 1 GHz.
     fn kvm(&self, counter: u64, time: u64) -> &Self {
         self.u64(CPU + HV_CLOCK, TOLD)
             .told(2, counter, time, 1 << 31, 1)
@@ -147,7 +147,7 @@ impl Guest {
         self.u64(at, raw).u64(at + 8, time).u64(at + 16, last)
     }
 
-    /// As `TICK_NSEC << 8`.
+    /// Sets a tick of 250 Hz, as `TICK_NSEC << 8`.
     fn hz_250(&self) -> &Self {
         let at = JIFFIES + 24;
         self.u32(at, 4_000_000 << 8).u32(at + 4, 8)
@@ -216,7 +216,7 @@ fn kvms_clock_counts_from_what_the_host_wrote_last_and_when_the_kernel_began() {
         (1 << 31, -3, 1000, 62),
         // 3.4 GHz: half the counts, times 2/3.4.
         (2_526_451_350, -1, 34_000_000_000, 10_000_000_000),
-        // A host that isn't right in the head.
+        // Nonsense from the host.
         (u32::MAX, 127, 1000, 0),
         (u32::MAX, -128, 1000, 0),
     ] {
@@ -252,7 +252,7 @@ fn a_clock_that_is_not_stable_goes_on_from_the_last_tick_and_not_far() {
     assert!(!clock.lasts());
     for (tsc, expected) in [
         (1_000_300, 1_500_307),
-        // Not before what the kernel told last, whatever the counter says.
+        // Not before what the kernel told last, for any value of the counter.
         (1_000_050, 1_500_107),
         (900_000, 1_500_107),
         // Not more than a tick after the last one.
@@ -271,7 +271,7 @@ fn a_clock_that_is_not_stable_goes_on_from_the_last_tick_and_not_far() {
     }
     assert_eq!(clock.trace_ns(Tsc(900_000)), 900_000);
 
-    // What was told last is later than a tick after the last.
+    // The kernel has told a time that is later than a tick after the last one.
     guest.ticks(1_000_000, 1_500_000, 6_000_000);
     assert_eq!(guest.ns(1_000_300), Some(6_000_000));
     assert_eq!(guest.ns(9_000_000), Some(6_000_000));

@@ -10,7 +10,7 @@ const NEW: ReschedBits = ReschedBits {
     lazy: Some(5),
 };
 
-/// The flags of a count and a task's flags, as ftrace's letters.
+/// Returns the flags of a count and a task's flags, as ftrace's letters.
 fn letters(preempt_count: u32, thread_flags: u64, bits: ReschedBits) -> String {
     let flags = decode(
         &TaskContext {

@@ -24,10 +24,10 @@ mod tests;
 
 pub use read::KprobeReader;
 
-/// Bytes of that jump's displacement, of which the guest has a copy.
+/// Bytes of the displacement of a kprobe's jump. The guest keeps a copy of the text that it overwrites.
 const DISPLACEMENT: usize = 4;
 
-/// A kprobe of the guest's own that is, or may be, in its text: not one that goes by an ftrace site.
+/// A kprobe of the guest's own that is, or may be, in its text. A kprobe that uses an ftrace site isn't one of these.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestKprobe {
     /// The instruction that it is on.
@@ -39,25 +39,25 @@ pub struct GuestKprobe {
     pub jump: Option<GuestJump>,
 }
 
-/// What the guest's jump in the place of a kprobe is, or will be.
+/// The guest's jump in the place of a kprobe, now or later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestJump {
     /// Where it leads.
     pub to: GuestVirtAddr,
-    /// Bytes of text that the guest has copied to execute them there; it is 5 at least.
+    /// How many bytes of text the guest has copied, to execute them elsewhere; at least 5.
     pub len: u64,
-    /// What is under the jump's displacement while the jump is in the text.
+    /// The bytes that the jump's displacement overwrites while the jump is in the text.
     pub copied: [u8; DISPLACEMENT],
 }
 
 impl GuestKprobe {
-    /// The bytes of text in which nobody else may change anything.
+    /// Returns the bytes of text that only the guest may change while it has this kprobe.
     pub fn range(&self) -> Range<GuestVirtAddr> {
         let len = self.jump.as_ref().map_or(1, |jump| jump.len);
         self.at..self.at.wrapping_add(len)
     }
 
-    /// Puts into text of the guest's what the kprobe hides; `text` begins at `start`.
+    /// Puts the bytes that the kprobe hides back into a copy of the guest's text; the copy begins at `start`.
     fn unmask(&self, start: GuestVirtAddr, text: &mut [u8]) {
         let from_start = self.at.0.wrapping_sub(start.0);
         let index = |offset: u64| usize::try_from(from_start.wrapping_add(offset)).ok();
@@ -72,7 +72,7 @@ impl GuestKprobe {
         };
         let mut is_jump = false;
         if let Some(jump) = &self.jump {
-            // It comes and goes in steps, the displacement and its opcode apart.
+            // The guest writes and removes the jump in steps, its displacement and its opcode separately.
             let bytes = jmp_rel32(self.at, jump.to);
             let mut displacement = (0..).zip(bytes.into_iter().flatten()).skip(1);
             is_jump = bytes.is_some() && displacement.all(|(at, byte)| is(text, at, byte));
@@ -103,13 +103,13 @@ impl GuestKprobes {
         Self { probes, changing }
     }
 
-    /// The one on the instruction at `at`.
+    /// Returns the kprobe on the instruction at `at`.
     pub fn on(&self, at: GuestVirtAddr) -> Option<&GuestKprobe> {
         let index = self.probes.binary_search_by_key(&at, |probe| probe.at);
         self.probes.get(index.ok()?)
     }
 
-    /// One that has to do with one of these bytes.
+    /// Returns a kprobe whose range has one of these bytes.
     pub fn overlapping(&self, range: Range<GuestVirtAddr>) -> Option<&GuestKprobe> {
         /// More bytes than a guest copies for a jump (`MAX_OPTIMIZED_LENGTH`).
         const LONGEST: u64 = 32;
@@ -120,7 +120,7 @@ impl GuestKprobes {
             .find(|probe| probe.range().end > range.start)
     }
 
-    /// Puts into text of the guest's, read at `start`, what its kprobes hide.
+    /// Puts the bytes that the kprobes hide back into a copy of the guest's text, read at `start`.
     pub fn unmask(&self, start: GuestVirtAddr, text: &mut [u8]) {
         let end = start.wrapping_add(text.len() as u64);
         let from = GuestVirtAddr(start.0.saturating_sub(DISPLACEMENT as u64));
@@ -130,7 +130,7 @@ impl GuestKprobes {
             .for_each(|probe| probe.unmask(start, text));
     }
 
-    /// How many there are.
+    /// Returns how many there are.
     pub fn len(&self) -> usize {
         self.probes.len()
     }

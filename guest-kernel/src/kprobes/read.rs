@@ -15,7 +15,7 @@ const LISTS: usize = 64;
 const MAX_KPROBES: usize = 1 << 14;
 /// `KPROBE_FLAG_GONE`: its text has been freed. `KPROBE_FLAG_FTRACE`: it goes by an ftrace site.
 const NOT_IN_TEXT: u32 = 1 << 0 | 1 << 3;
-/// The longest that a guest copies for a jump: four bytes and an instruction (`MAX_OPTIMIZED_LENGTH`).
+/// How many bytes a guest copies for a jump: at most four bytes and an instruction (`MAX_OPTIMIZED_LENGTH`).
 const JUMP_LENGTHS: std::ops::RangeInclusive<u64> = 5..=19;
 /// Low bits of a mutex's owner that are no part of its address (`MUTEX_FLAGS`).
 const MUTEX_FLAGS: u64 = 7;
@@ -27,16 +27,16 @@ const IS_WORKER: u32 = 1 << 5;
 pub struct KprobeReader {
     table: GuestVirtAddr,
     layout: KprobeLayout,
-    /// For those that the guest can make jumps of.
+    /// How to read the kprobes that the guest can make jumps of.
     jumps: Option<Jumps>,
-    /// For whether the guest is changing them.
+    /// How to find out whether the guest is changing its kprobes.
     changing: Option<Changing>,
 }
 
 /// Offsets in `struct kprobe`, in bytes.
 #[derive(Debug, Clone, Copy)]
 struct KprobeLayout {
-    /// Of the node by which it is in its list.
+    /// Of the node by which a kprobe is in its list.
     node: u64,
     address: u64,
     handler: u64,
@@ -47,7 +47,7 @@ struct KprobeLayout {
 /// Offsets in `struct optimized_kprobe`, of which the kprobe is the first part.
 #[derive(Debug, Clone, Copy)]
 struct Jumps {
-    /// A kprobe with this handler is part of one.
+    /// A kprobe with this handler is part of a `struct optimized_kprobe`.
     handler: GuestVirtAddr,
     copied: u64,
     to: u64,
@@ -104,8 +104,8 @@ impl KprobeReader {
         }))
     }
 
-    /// The guest's kprobes, without those that can't be read. The guest may run meanwhile; then a kprobe
-    /// that is added or removed may be missed.
+    /// Reads the guest's kprobes, without those that can't be read. The guest may run meanwhile; then a kprobe that is
+    /// added or removed may be missed.
     pub fn read(
         &self,
         memory: &dyn GuestMemory,
@@ -136,7 +136,7 @@ impl KprobeReader {
         GuestKprobes::new(probes, changing)
     }
 
-    /// One kprobe: `None` if it can't be read, `Some(None)` if it isn't in the text.
+    /// Reads one kprobe: `None` if it can't be read, `Some(None)` if it isn't in the text.
     fn kprobe(&self, guest: KernelMemory<'_>, at: GuestVirtAddr) -> Option<Option<GuestKprobe>> {
         let layout = &self.layout;
         let flags = guest.u32(at.wrapping_add(layout.flags)).ok()?;
@@ -156,7 +156,7 @@ impl KprobeReader {
 }
 
 impl Changing {
-    /// Returns true if the mutex, whose owner's word this is, is held by another task than the worker.
+    /// Returns true if a task other than the worker holds the mutex. `owner` is the mutex' word for its owner.
     fn by_a_task(&self, guest: Option<KernelMemory<'_>>, owner: u64) -> bool {
         let owner = GuestVirtAddr(owner & !MUTEX_FLAGS);
         if owner.0 == 0 {
@@ -164,7 +164,7 @@ impl Changing {
         }
         let flags = owner.wrapping_add(self.task_flags);
         let flags = guest.and_then(|guest| guest.u32(flags).ok());
-        // The worker can hold it for seconds, and only changes what is in the table.
+        // The worker can hold the mutex for seconds, and only changes kprobes that are in the table already.
         flags.is_none_or(|flags| flags & IS_WORKER == 0)
     }
 }
@@ -172,7 +172,7 @@ impl Changing {
 impl Jumps {
     fn read(&self, guest: KernelMemory<'_>, at: GuestVirtAddr) -> Option<GuestJump> {
         let len = guest.u64(at.wrapping_add(self.len)).ok()?;
-        // None has been prepared if there is no length.
+        // Without a length, the guest has prepared no jump.
         JUMP_LENGTHS.contains(&len).then_some(())?;
         Some(GuestJump {
             to: guest.address(at.wrapping_add(self.to)).ok()?,

@@ -31,7 +31,7 @@ const LEN: u64 = 0x50;
 const OWNER: u64 = 0x10;
 const TASK_FLAGS: u64 = 0x4;
 
-/// The types of such a kernel.
+/// Makes the types of such a kernel.
 pub fn btf() -> Btf {
     let mut b = Builder::new();
     let int = b.int("unsigned int", 4);
@@ -68,7 +68,7 @@ pub fn btf() -> Btf {
     Btf::parse(&b.bytes()).unwrap()
 }
 
-/// A reader of the table at these symbols.
+/// Makes a reader of the table at these symbols.
 pub fn reader(symbols: &Symbols) -> KprobeReader {
     KprobeReader::new(&btf(), symbols).unwrap().unwrap()
 }
@@ -93,7 +93,7 @@ impl Kprobe<'_> {
         self
     }
 
-    /// On which instruction it is, with which first byte.
+    /// Sets the instruction that it is on, and that instruction's first byte.
     pub fn on(&self, at: GuestVirtAddr, opcode: u8) -> &Self {
         self.put(ADDRESS, &at.0.to_le_bytes());
         self.put(OPCODE, &[opcode]);
@@ -121,7 +121,8 @@ impl Kprobe<'_> {
     }
 }
 
-/// Has a task hold the mutex, or nobody if it is at 0; `mutex` is where that is in memory.
+/// Makes a task the holder of the mutex, or frees the mutex if `task` is 0. `mutex` is its address
+/// in memory.
 pub fn hold(memory: &dyn GuestMemory, mutex: u64, task: u64, task_flags: u32) {
     let owner = (task | 1).to_le_bytes();
     let at = GuestPhysAddr(mutex + OWNER);

@@ -190,7 +190,7 @@ fn a_jump_of_the_guest_s_is_unmasked_whole_or_in_part_in_all_its_steps() {
         assert_eq!(read(0x104, &text[4..]), original[4..], "{text:x?}");
         assert_eq!(read(0x100, &text[..5]), original[..5], "{text:x?}");
     }
-    // A jump of the function's own, to elsewhere.
+    // A jump that belongs to the function itself and leads elsewhere.
     let own = with(0xe9, [1, 0, 0, 0]);
     assert_eq!(read(0x100, &own), own);
 }

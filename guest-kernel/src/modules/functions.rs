@@ -21,12 +21,12 @@ pub struct ModuleFunction {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModuleFunctions {
     by_address: Vec<ModuleFunction>,
-    /// Their places in the order of their names.
+    /// Their indices in the order of their names.
     by_name: Vec<u32>,
 }
 
 impl ModuleFunctions {
-    /// The functions of a name, in the order of their addresses.
+    /// Returns the functions of a name, in the order of their addresses.
     pub fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a ModuleFunction> {
         let first = self
             .by_name
@@ -36,7 +36,7 @@ impl ModuleFunctions {
             .filter_map(|place| self.by_address.get(*place as usize))
     }
 
-    /// The functions that a pattern of `*` (any text) and `?` (one character) matches, in the order of their
+    /// Returns the functions that a pattern of `*` (any text) and `?` (one character) matches, in the order of their
     /// addresses.
     pub fn matching<'a>(&'a self, pattern: &'a str) -> impl Iterator<Item = &'a ModuleFunction> {
         let functions = self.by_address.iter();
@@ -48,7 +48,7 @@ impl ModuleFunctions {
         self.named(name).nth(1).is_none()
     }
 
-    /// The function that an address lies in, and how far.
+    /// Returns the function that an address lies in, and the address's offset in it.
     pub fn resolve(&self, address: GuestVirtAddr) -> Option<(&ModuleFunction, u64)> {
         let end = self.by_address.partition_point(|f| f.address <= address);
         let function = self.by_address[..end].last()?;

@@ -133,7 +133,7 @@ impl ModuleLayout {
             Ok::<_, TypeError>(value as u32)
         };
         let (text, init_text) = texts(btf)?;
-        // What a kernel was built without has no members.
+        // Features that a kernel was built without have no members.
         let region = |base, size| {
             Some(TextAt {
                 base: offset(base).ok()?,
@@ -216,7 +216,7 @@ impl ModuleLayout {
     }
 }
 
-/// Where the bounds of text and init text are.
+/// Returns where the bounds of text and init text are.
 fn texts(btf: &Btf) -> Result<(TextAt, TextAt), TypeError> {
     let offset = |path: &str| Ok::<_, TypeError>(btf.member("module", path)?.offset);
     // Up to Linux 6.3: `struct module_layout`, whose text comes first.

@@ -127,7 +127,7 @@ pub struct Module {
     pub exceptions: ExceptionTable,
     /// Where execution continues according to its tables.
     pub landings: Landings,
-    /// Whether it is a live patch: the kernel relocates its text whenever it loads a module that is patched.
+    /// True for a live patch: the kernel relocates its text whenever it loads a module that is patched.
     pub is_live_patch: bool,
 }
 

@@ -33,8 +33,8 @@ pub(super) struct Reading<'a> {
 }
 
 impl ModuleReader {
-    /// The addresses of the `struct module`s of all modules in the guest's list, the one loaded
-    /// last first. Some may be half loaded or unloaded.
+    /// Returns the addresses of the `struct module`s of all modules in the guest's list, the one loaded last first.
+    /// Some may be half loaded or unloaded.
     ///
     /// # Errors
     /// The list can't be read, or has no end.
@@ -63,7 +63,7 @@ impl ModuleReader {
         Ok(modules)
     }
 
-    /// The name of a module in any state. It is enough to decide whether the module is wanted.
+    /// Reads the name of a module in any state. It is enough to decide whether the module is wanted.
     ///
     /// # Errors
     /// It isn't there, or has no name.
@@ -142,7 +142,7 @@ impl Reading<'_> {
         move |source| ModuleError::Memory { module, source }
     }
 
-    /// Where a member is.
+    /// Returns the address of a member.
     pub(super) fn at(&self, offset: u64) -> GuestVirtAddr {
         self.module.wrapping_add(offset)
     }
@@ -199,7 +199,7 @@ impl Reading<'_> {
         Ok(module)
     }
 
-    /// A range of text; empty where it has no size.
+    /// Reads a range of text; empty where it has no size.
     pub(super) fn text(&self, at: TextAt) -> Result<Range<GuestVirtAddr>, ModuleError> {
         let base = self.guest.address(self.at(at.base)).map_err(self.fault())?;
         let size = self.guest.u32(self.at(at.size)).map_err(self.fault())?;
@@ -211,7 +211,7 @@ impl Reading<'_> {
         Ok(base..end.ok_or_else(|| self.damaged("its text has no end"))?)
     }
 
-    /// The functions in some texts.
+    /// Reads the functions in some texts.
     fn functions(&self, texts: &[Range<GuestVirtAddr>]) -> Result<ModuleFunctions, ModuleError> {
         let layout = self.reader.layout.symbols;
         let address = |at| self.guest.address(at).map_err(self.fault());

@@ -37,12 +37,12 @@ pub enum Version {
 /// All of them.
 pub const VERSIONS: [Version; 2] = [Version::V6_1, Version::V6_12];
 
-/// The types of such a kernel.
+/// Makes the types of such a kernel.
 pub fn btf(version: Version) -> Btf {
     Btf::parse(&types(version).bytes()).unwrap()
 }
 
-/// As [`btf`], before they are put together.
+/// As [`btf`], before the section is made of them.
 pub fn types(version: Version) -> Builder {
     let mut b = Builder::new();
     let int = b.int("unsigned int", 4);
@@ -139,12 +139,12 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// In memory of its own.
+    /// Makes a guest in memory of its own.
     pub fn new(version: Version) -> Self {
         Self::within(Arc::new(TestMemory::new(MEMORY)), version)
     }
 
-    /// In memory that holds other things as well, beyond [`MEMORY`].
+    /// Makes a guest in memory that holds other things as well, beyond [`MEMORY`].
     pub fn within(memory: Arc<TestMemory>, version: Version) -> Self {
         let guest = Self { memory, version };
         guest.link(&[MODULE]);

@@ -85,7 +85,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Where a table is, and what is in it.
+    /// Reads where a table is, and what is in it.
     fn table(&self, at: TableAt) -> Result<(GuestVirtAddr, Vec<u8>), ModuleError> {
         let address = self.guest.address(self.at(at.at)).map_err(self.fault())?;
         let count = self.guest.u32(self.at(at.count)).map_err(self.fault())?;
@@ -97,7 +97,7 @@ impl Reading<'_> {
         Ok((address, bytes))
     }
 
-    /// Where execution continues according to a table.
+    /// Reads where execution continues according to a table.
     fn targets(
         &self,
         at: Option<TableAt>,
@@ -118,8 +118,8 @@ impl Reading<'_> {
         })
     }
 
-    /// The places that a table names. Places outside the module's text are left out: tables still name
-    /// init text that has been freed.
+    /// Returns the places that a table names. Places outside the module's text are left out: tables still name init
+    /// text that has been freed.
     fn places(
         &self,
         at: TableAt,

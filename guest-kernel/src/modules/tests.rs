@@ -106,7 +106,7 @@ fn a_module_s_own_tables_tell_what_cannot_be_probed() {
         let guest = Guest::new(version);
         let tables = DATA + 0x1000;
         guest.pointer("ftrace_callsites", tables, 3);
-        // One in init text that is gone, one taken out.
+        // One place in init text that has been freed, one that was taken out of the table.
         guest.put(tables, CODE);
         guest.put(tables + 8, 0x9000);
         guest.put(tables + 16, 0);
@@ -254,7 +254,7 @@ fn a_module_s_types_are_read_with_its_kernel_s() {
         let reader = reader(guest.version);
         reader.types(&*guest.memory, TABLES, GuestVirtAddr(module), &kernel)
     };
-    // Nobody has put a list there.
+    // The memory has no list there yet.
     assert!(read(&guest, MODULE).is_err());
     guest.put(TYPES_LIST, TYPES_LIST);
     assert!(read(&guest, MODULE).unwrap().is_none());
@@ -296,7 +296,7 @@ proptest! {
         guest.pointer("bug_table", DATA + 0x1000, 2);
         guest.pointer("jump_entries", DATA + 0x1100, 2);
         for (at, byte) in damage {
-            // The module, or what it points at.
+            // Changes the module, or what it points at.
             let at = if at < 0x400 { MODULE + at } else { DATA + at - 0x400 };
             guest.write(at, &[byte]);
         }

@@ -14,8 +14,8 @@ use crate::btf::Btf;
 const MAX_TYPES: u32 = 16 << 20;
 
 impl ModuleReader {
-    /// The types of a module, which refer to those of its kernel. `None` if it has none, or the kernel doesn't keep
-    /// them. `module` is the address of its `struct module`.
+    /// Reads the types of a module, which refer to those of its kernel. `None` if it has none, or the kernel doesn't
+    /// keep them. `module` is the address of its `struct module`.
     ///
     /// # Errors
     /// They can't be read, or make no sense.
@@ -41,7 +41,7 @@ impl ModuleReader {
 }
 
 impl Reading<'_> {
-    /// The section of the module's types.
+    /// Reads the section of the module's types.
     fn types(&self, at: &TypesAt) -> Result<Option<Vec<u8>>, ModuleError> {
         let address = |at| self.guest.address(at).map_err(self.fault());
         let mut entry = address(at.list)?;

@@ -21,7 +21,7 @@ const WORD: u64 = TEXT + 0x20;
 const DISTANCE: u64 = TEXT + 0x31;
 const VARIABLE: u64 = PER_CPU + 8;
 
-/// A vmlinux of text and variables of a CPU, entered 16 bytes into its text, followed by these lists.
+/// Makes a vmlinux of text and variables of a CPU, entered 16 bytes into its text, followed by these lists.
 fn vmlinux(lists: &[&[u64]]) -> Vec<u8> {
     let mut file = vec![0; HEADERS];
     file[..7].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1]);
@@ -73,7 +73,7 @@ const OLDER: [&[u64]; 3] = [&[WORD, VARIABLE], &[DISTANCE], &[HALF]];
 /// Those of a newer one.
 const NEWER: [&[u64]; 2] = [&[WORD, VARIABLE], &[HALF]];
 
-/// Memory in which a kernel has moved.
+/// Makes memory in which a kernel has moved.
 fn moved(by: Move, inverse: bool) -> TestMemory {
     let memory = TestMemory::new(MEMORY);
     let file = vmlinux(&[]);

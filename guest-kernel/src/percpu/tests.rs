@@ -75,7 +75,7 @@ fn variables_in_a_common_structure_and_members_of_tasks_are_found_by_types() {
         current_task: Some(0x3_0000),
         cpu_number: Some(0x3_000c),
         pid: Some(2432),
-        // Not of the size that a detour would read.
+        // The member doesn't have the size that a detour would read.
         tgid: None,
         stack_canary: Some(2448),
         state: Some((24, 4)),

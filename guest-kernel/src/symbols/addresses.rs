@@ -1,4 +1,5 @@
-//! kallsyms' addresses: where the table is and how it is encoded, proven by what comes out.
+//! kallsyms' addresses: where the table is and how it is encoded, checked by the addresses that
+//! result.
 //!
 //! Source: Linux `scripts/kallsyms.c` and `kernel/kallsyms.c`, `kallsyms_sym_address()`.
 //! Up to 6.3 the table lies right before `num_syms`, from 6.4 right after the dictionary.
@@ -15,8 +16,8 @@ enum Encoding {
     Absolute,
     /// An offset (u32) from a base (u64 behind the offsets).
     Relative,
-    /// The same, but only the lower half of the offsets is that of per-CPU variables, and is
-    /// meant as it is; the others are negative: base - 1 - offset
+    /// As `Relative`, but an offset in the lower half of the numbers is the address of a per-CPU
+    /// variable itself. The others are negative, for the address base - 1 - offset
     /// (`CONFIG_KALLSYMS_ABSOLUTE_PERCPU`, up to 6.14).
     RelativeOrPerCpu,
     /// An offset (i32) from the entry itself; no base (seen in 7.2).
@@ -30,7 +31,7 @@ const ENCODINGS: [Encoding; 4] = [
     Encoding::Absolute,
 ];
 
-/// Finds the addresses and fills them in. `false` when no place and encoding gives addresses
+/// Finds the addresses and fills them in. Returns false if no place and encoding gives addresses
 /// that are in order and put `_stext` and `_etext` into the image's code.
 pub fn fill(
     image: &Image<'_>,
@@ -64,7 +65,7 @@ pub fn fill(
 }
 
 impl Encoding {
-    /// Length of the whole table in bytes, its base and padding included.
+    /// Returns the length of the whole table in bytes, its base and padding included.
     fn table_len(self, names: &NameTable) -> usize {
         let offsets = (names.count * 4).next_multiple_of(names.align);
         match self {

@@ -1,4 +1,4 @@
-//! Whether symbols are those of a kernel image, by what the image has where they say.
+//! Checks whether symbols are those of a kernel image, by what the image has at their addresses.
 
 use super::Symbols;
 use crate::image::Image;
@@ -78,7 +78,7 @@ fn check_exports(symbols: &Symbols, image: &Image<'_>, bounds: (&str, &str)) -> 
     }
 }
 
-/// An exported symbol's name and address.
+/// Returns an exported symbol's name and address.
 fn export<'a>(image: &Image<'a>, entry: u64) -> Option<(&'a str, u64)> {
     let target = |at: u64| {
         let distance = image.from(at)?.first_chunk()?;

@@ -40,7 +40,7 @@ impl GivenSymbols {
         })
     }
 
-    /// The symbols of a kernel that has moved by so many bytes: those in the kernel's half of the addresses move.
+    /// Moves the symbols as a kernel moves by `bytes` bytes: those in the kernel's half of the addresses move.
     #[must_use]
     pub fn moved_by(mut self, bytes: u64) -> Self {
         for entry in &mut self.table.entries {
@@ -53,7 +53,7 @@ impl GivenSymbols {
         self
     }
 
-    /// The symbols, if they are this image's.
+    /// Returns the symbols, if they are this image's.
     pub(crate) fn of_image(self, image: &Image<'_>) -> Result<Symbols, GivenError> {
         if let (Some(given), Some(kernel)) = (self.build_id, build_id::of(image))
             && given != kernel

@@ -41,7 +41,7 @@ pub enum GivenError {
         /// The kernel's.
         kernel: BuildId,
     },
-    /// What the kernel has elsewhere than the symbols say.
+    /// The kernel has something elsewhere than the symbols say.
     #[error(
         "the symbol file doesn't belong to the kernel: {why}; give the vmlinux or the System.map of this very build"
     )]

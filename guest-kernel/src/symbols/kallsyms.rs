@@ -26,7 +26,7 @@ const ALIGNMENTS: [usize; 2] = [8, 4];
 /// endless. A kernel needs about a tenth.
 const SEARCH_BUDGET: usize = 1 << 27;
 
-/// What the search came to.
+/// The result of the search.
 pub enum KallsymsFound {
     /// A symbol table, sorted by address.
     Table(SymbolTable),

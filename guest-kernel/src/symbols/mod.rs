@@ -41,7 +41,7 @@ use table::{SymbolEntry, SymbolTable};
 /// How many similar names an error lists.
 const SIMILAR: usize = 5;
 
-/// Returns true for what has a symbol and is no function: a part of one that the compiler has put elsewhere, and the
+/// Returns true for a symbol that is no function: a part of a function that the compiler has put elsewhere, or the
 /// padding in front of one (`FUNCTION_PADDING_BYTES` in the kernel's Makefile).
 pub fn is_part_of_function(name: &str) -> bool {
     name.starts_with("__pfx_") || name.ends_with(".cold")
@@ -169,7 +169,7 @@ impl Symbols {
         Self::from_image(&Image::parse(elf)?)
     }
 
-    /// The same, of a file whose headers are read.
+    /// As [`Self::from_vmlinux`], for a file whose headers have been read.
     ///
     /// # Errors
     /// See [`SymbolsError`].
@@ -251,13 +251,13 @@ impl Symbols {
             .map(|entry| self.table.symbol(entry))
     }
 
-    /// All symbols of a name, in the order of their addresses.
+    /// Returns all symbols of a name, in the order of their addresses.
     pub fn by_name<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Symbol<'a>> {
         self.hashed(hash(name))
             .filter(move |symbol| symbol.name == name)
     }
 
-    /// All symbols whose names have a hash.
+    /// Returns all symbols whose names have a hash.
     fn hashed(&self, hash: u32) -> impl Iterator<Item = Symbol<'_>> {
         let start = self.by_name.partition_point(|(other, _)| *other < hash);
         self.by_name[start..]
@@ -266,7 +266,7 @@ impl Symbols {
             .map(|(_, i)| self.table.symbol(&self.table.entries[*i as usize]))
     }
 
-    /// The one symbol of a name; `None` if there is none, or there are several at different addresses.
+    /// Returns the one symbol of a name; `None` if there is none, or there are several at different addresses.
     pub fn get(&self, name: &str) -> Option<Symbol<'_>> {
         match self.at_different_addresses(name)[..] {
             [symbol] => Some(symbol),
@@ -274,7 +274,7 @@ impl Symbols {
         }
     }
 
-    /// The one symbol of a name. Where there is none, it takes some milliseconds to find names that are like it.
+    /// Returns the one symbol of a name. Where there is none, it takes some milliseconds to find similar names.
     ///
     /// # Errors
     /// There is none, or there are several at different addresses.
@@ -293,36 +293,36 @@ impl Symbols {
         }
     }
 
-    /// The symbols of a name, one for each address.
+    /// Returns the symbols of a name, one for each address.
     fn at_different_addresses(&self, name: &str) -> Vec<Symbol<'_>> {
         let mut named: Vec<_> = self.hashed(hash(name)).filter(|s| s.name == name).collect();
         named.dedup_by_key(|symbol| symbol.address);
         named
     }
 
-    /// The symbols whose whole name matches a pattern of `*` (any text) and `?` (one character),
-    /// in the order of their addresses.
+    /// Returns the symbols whose whole name matches a pattern of `*` (any text) and `?` (one character), in the order
+    /// of their addresses.
     pub fn find_matching<'a>(&'a self, pattern: &'a str) -> impl Iterator<Item = Symbol<'a>> {
         self.iter()
             .filter(move |symbol| glob::matches(pattern, symbol.name))
     }
 
-    /// The symbol that an address of the kernel image lies in: the nearest at or below it. Of
-    /// several at one address, functions win over other symbols, and global over local ones.
-    /// `None` outside the image: in user space, modules, per-CPU areas.
+    /// Returns the symbol that an address of the kernel image lies in: the nearest at or below it. Of several at one
+    /// address, functions win over other symbols, and global over local ones. `None` outside the image: in user space,
+    /// modules, per-CPU areas.
     pub fn resolve(&self, address: GuestVirtAddr) -> Option<Resolved<'_>> {
         self.nearest(address, |all| {
             all.iter().min_by_key(|entry| rank(entry.kind))
         })
     }
 
-    /// The same by the name that the kernel prints, which is the first of those in its table (`get_symbol_pos` in
-    /// `kernel/kallsyms.c`).
+    /// As [`Self::resolve`], but by the name that the kernel prints, which is the first of those in its table
+    /// (`get_symbol_pos` in `kernel/kallsyms.c`).
     pub fn resolve_as_printed(&self, address: GuestVirtAddr) -> Option<Resolved<'_>> {
         self.nearest(address, <[SymbolEntry]>::first)
     }
 
-    /// The nearest symbol at or below an address, of which `choose` takes one if there are several.
+    /// Returns the nearest symbol at or below an address. If there are several, `choose` takes one.
     fn nearest(
         &self,
         address: GuestVirtAddr,
@@ -366,14 +366,14 @@ impl Symbols {
     }
 }
 
-/// FNV-1a, 32 bits.
+/// Returns the hash of a name: FNV-1a, 32 bits.
 pub(crate) fn hash(name: &str) -> u32 {
     name.bytes().fold(0x811c_9dc5, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
     })
 }
 
-/// The lower, the better a symbol stands for its address.
+/// Returns a rank: the lower, the better a symbol stands for its address.
 fn rank(kind: u8) -> u8 {
     match kind {
         b'T' => 0,

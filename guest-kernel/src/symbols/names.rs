@@ -102,14 +102,14 @@ impl NameTable {
     }
 }
 
-/// What `nm` prints as a symbol's type: a letter, or `?` for a symbol of a section that it can't name, such as the
-/// empty `.data_nosave` of a kernel without hibernation.
+/// Returns true for what `nm` prints as a symbol's type: a letter, or `?` for a symbol of a section that it can't name,
+/// such as the empty `.data_nosave` of a kernel without hibernation.
 fn is_kind(kind: u8) -> bool {
     kind.is_ascii_alphabetic() || kind == b'?'
 }
 
-/// Where the codes of the name at `at` begin, and how many bytes they are. Two bytes of length
-/// came with Linux 6.1; before, no length had bit 7 set.
+/// Returns where the codes of the name at `at` begin, and how many bytes they are. Two bytes of length came with Linux
+/// 6.1; before, no length had bit 7 set.
 fn code_len(data: &[u8], at: usize) -> Option<(usize, usize)> {
     let low = usize::from(*data.get(at)?);
     if low & 0x80 == 0 {

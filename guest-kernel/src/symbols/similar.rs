@@ -25,13 +25,13 @@ enum Likeness {
 }
 
 impl Symbols {
-    /// A few names that resemble one that no symbol has, the most similar first.
+    /// Returns a few names that resemble one that no symbol has, the most similar first.
     pub(super) fn similar(&self, name: &str) -> Vec<String> {
         similar_names(name, self.iter().map(|symbol| symbol.name))
     }
 }
 
-/// A few of some names that resemble one that isn't among them, the most similar first.
+/// Returns a few of `names` that resemble a name that isn't among them, the most similar first.
 pub fn similar_names<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut found: Vec<_> = names
         .filter_map(|other| Some((likeness(name, other)?, other)))
@@ -75,7 +75,7 @@ fn likeness(name: &str, other: &str) -> Option<Likeness> {
         .or_else(begins_before)
 }
 
-/// How many letters of a name are wrong, if these are few.
+/// Returns how many letters of a name are wrong; `None` if too many are.
 fn slips(name: &str, other: &str) -> Option<usize> {
     let most = (name.len() / LETTERS_A_SLIP).min(MOST_SLIPS);
     // Each letter added or missing is a mistake.

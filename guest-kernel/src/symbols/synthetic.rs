@@ -48,7 +48,8 @@ impl Layout {
     }
 }
 
-/// The dictionary: each character stands for itself, and some codes for longer texts.
+/// Returns the text of a code in the dictionary: each character stands for itself, and some codes
+/// for longer texts.
 fn token(code: u8) -> &'static str {
     const LONGER: [&str; 6] = ["sys_", "__", "read", "Tdo_", "function_", "_with_"];
     const GRAPHIC: &str = "!\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`\
@@ -63,7 +64,7 @@ fn token(code: u8) -> &'static str {
     }
 }
 
-/// The codes for a text, longest first.
+/// Returns the codes for a text, longest first.
 fn encode(mut text: &str) -> Vec<u8> {
     let mut codes = vec![];
     while !text.is_empty() {
@@ -114,7 +115,7 @@ impl Builder {
     }
 }
 
-/// A vmlinux with these symbols in kallsyms.
+/// Makes a vmlinux with these symbols in kallsyms.
 pub fn vmlinux(symbols: &[Definition], layout: Layout) -> Vec<u8> {
     let mut b = Builder {
         data: vec![0x90; TEXT_LEN as usize],
@@ -163,7 +164,7 @@ pub fn vmlinux(symbols: &[Definition], layout: Layout) -> Vec<u8> {
     elf(&b.data)
 }
 
-/// An ELF file with `data` as its one segment.
+/// Makes an ELF file with `data` as its one segment.
 pub fn elf(data: &[u8]) -> Vec<u8> {
     let mut file = vec![0; SEGMENT];
     let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
@@ -186,8 +187,8 @@ pub fn elf(data: &[u8]) -> Vec<u8> {
     file
 }
 
-/// An ELF file without kallsyms, but with an ELF symbol table. All symbols are said to be in its
-/// code section; those with an upper-case type are global.
+/// Makes an ELF file without kallsyms, but with an ELF symbol table. All symbols are said to be in
+/// its code section; those with an upper-case type are global.
 pub fn unstripped(symbols: &[Definition]) -> Vec<u8> {
     let mut file = elf(&[0x90; TEXT_LEN as usize]);
     let mut strings = vec![0];

@@ -32,7 +32,7 @@ pub(super) fn read(file: &[u8]) -> Result<SymbolTable, GivenError> {
     Ok(table)
 }
 
-/// An address, a letter of `nm` and a name.
+/// Splits a line into an address, a letter of `nm` and a name.
 fn parse(line: &str) -> Option<(u64, u8, &str)> {
     let mut words = line.split_ascii_whitespace();
     let address = u64::from_str_radix(words.next()?, 16).ok()?;

@@ -48,7 +48,7 @@ impl SymbolTable {
         &self.text[start..start + usize::from(entry.len)]
     }
 
-    /// The number of the first symbol of a name.
+    /// Returns the number of the first symbol of a name.
     pub(super) fn position(&self, name: &str) -> Option<usize> {
         self.entries
             .iter()

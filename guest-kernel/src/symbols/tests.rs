@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::synthetic::{Definition, Layout, SEGMENT, TEXT, TEXT_LEN, elf, unstripped, vmlinux};
 use super::*;
 
-/// More than 256 symbols of every sort, in order: some per-CPU, one with a very long name.
+/// Makes more than 256 symbols of every sort, in order: some per-CPU, one with a very long name.
 fn kernel(layout: Layout) -> Vec<Definition> {
     let mut symbols = vec![];
     let mut add = |address: u64, kind: char, name: &str| {

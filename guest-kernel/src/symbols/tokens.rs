@@ -27,7 +27,7 @@ pub struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    /// Everything in `data` that could be a dictionary.
+    /// Returns everything in `data` that could be a dictionary.
     pub fn find_all(data: &'a [u8]) -> impl Iterator<Item = Self> {
         let (words, _) = data.as_chunks::<ALIGN>();
         let pairs = words.windows(2).zip((0..).step_by(ALIGN));
@@ -36,12 +36,12 @@ impl<'a> Tokens<'a> {
             .filter_map(|(_, at)| Self::at(data, at))
     }
 
-    /// The text that a code stands for.
+    /// Returns the text that a code stands for.
     pub fn text(&self, code: u8) -> &'a str {
         self.texts[usize::from(code)]
     }
 
-    /// Reads the dictionary whose index is at `at`, if that is what is there.
+    /// Reads the dictionary whose index is at `at`; `None` if there is none.
     fn at(data: &'a [u8], at: usize) -> Option<Self> {
         let index: Vec<usize> = data
             .get(at..at + INDEX_LEN)?
@@ -69,7 +69,7 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// A quick look at two words: the first offset is 0 and the next ones grow.
+/// Returns true if two words may begin an index: the first offset is 0 and the next ones grow.
 fn may_be_index(words: &[[u8; ALIGN]]) -> bool {
     let [first, next] = words else {
         return false;
@@ -80,7 +80,8 @@ fn may_be_index(words: &[[u8; ALIGN]]) -> bool {
     first & 0xffff == 0 && second > 0 && second < third()
 }
 
-/// The texts of a table, which must be what the index says, padded with zeros to its end.
+/// Reads the texts of a table. They must match the index, and zeros must follow them to the table's
+/// end.
 fn texts<'a>(table: &'a [u8], index: &[usize]) -> Option<Vec<&'a str>> {
     let last = table.get(*index.last()?..)?;
     let end = table.len() - last.len() + last.iter().position(|byte| *byte == 0)?;
@@ -99,6 +100,6 @@ fn texts<'a>(table: &'a [u8], index: &[usize]) -> Option<Vec<&'a str>> {
             str::from_utf8(text).ok()
         })
         .collect::<Option<_>>()?;
-    // Zeros would fit, too.
+    // A table of zeros would match, too.
     texts.iter().any(|text| !text.is_empty()).then_some(texts)
 }

@@ -53,7 +53,7 @@ pub enum Register {
 /// What lies on the stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FrameType {
-    /// Nobody knows.
+    /// It isn't known.
     Undefined,
     /// Nothing called this code.
     EndOfStack,

@@ -33,9 +33,9 @@ pub(super) enum Bits {
 /// The numbers of registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Numbers {
-    /// RSP is 5, and what is found before is 1. Some kernels have RAX as 10.
+    /// RSP is 5, and the stack pointer found before ([`Base::PreviousSp`]) is 1. Some kernels have RAX as 10.
     Sp5,
-    /// RSP is 3, and what is found before is 8.
+    /// RSP is 3, and the stack pointer found before is 8.
     Sp3,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Format {
 }
 
 impl Bits {
-    /// As the kernel's type `orc_entry` has them; `None` where there is no such type.
+    /// Returns the format that the kernel's type `orc_entry` describes; `None` where there is no such type.
     ///
     /// # Errors
     /// [`OrcError::UnknownFormat`]
@@ -77,7 +77,7 @@ impl Bits {
         Ok(Some(bits))
     }
 
-    /// As the release of a kernel has them, such as `6.1.0-56-cloud-amd64`; `None` for what is no release.
+    /// Returns the format of a kernel's release, such as `6.1.0-56-cloud-amd64`; `None` if the text is no release.
     pub(super) fn of_release(release: &str) -> Option<Self> {
         let mut numbers = release.splitn(3, |c: char| !c.is_ascii_digit());
         let mut number = || numbers.next()?.parse::<u32>().ok();
@@ -90,8 +90,8 @@ impl Bits {
 }
 
 impl Numbers {
-    /// The numbers that a table uses: most code finds its caller by RSP, and hardly any by RDI, which has
-    /// the same number in the other numbering.
+    /// Finds out which numbers a table uses: most code finds its caller by RSP, and hardly any by RDI, which has the
+    /// same number in the other numbering.
     pub(super) fn of_entries(entries: &[[u8; ENTRY_LEN]]) -> Self {
         let count = |number| {
             let is_it = |[.., low, _]: &&[u8; ENTRY_LEN]| low & 0xf == number;
@@ -123,7 +123,7 @@ impl Numbers {
 }
 
 impl Format {
-    /// What the bytes of an entry say.
+    /// Decodes the bytes of an entry.
     pub(super) fn decode(self, [s0, s1, b0, b1, low, high]: [u8; ENTRY_LEN]) -> OrcEntry {
         let sp = self.numbers.base(low & 0xf);
         let bit = |at: u8| high >> at & 1 != 0;
@@ -147,7 +147,7 @@ impl Format {
     }
 }
 
-/// `ORC_TYPE_...` from Linux 6.4.
+/// Decodes `ORC_TYPE_...` from Linux 6.4.
 fn long_type(number: u8) -> FrameType {
     match number {
         0 => FrameType::Undefined,
@@ -159,8 +159,8 @@ fn long_type(number: u8) -> FrameType {
     }
 }
 
-/// `UNWIND_HINT_TYPE_...` and `ORC_TYPE_...` before Linux 6.4, where code without a stack pointer has no
-/// type of its own (`unwind_next_frame` in `arch/x86/kernel/unwind_orc.c`).
+/// Decodes `UNWIND_HINT_TYPE_...` and `ORC_TYPE_...` before Linux 6.4, where code without a stack pointer has no type
+/// of its own (`unwind_next_frame` in `arch/x86/kernel/unwind_orc.c`).
 fn short_type(number: u8, sp: Base, end: bool) -> FrameType {
     match (sp, number) {
         (Base::Undefined, _) if end => FrameType::EndOfStack,

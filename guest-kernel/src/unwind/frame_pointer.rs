@@ -55,7 +55,7 @@ impl Walk<'_, '_> {
         self.go(next)
     }
 
-    /// How far above RSP the return address is, where the code is known to have no frame yet or any more.
+    /// Returns how far above RSP the return address is, if the code is known to have no frame yet, or none any more.
     fn frameless(&mut self) -> Option<u64> {
         if !self.at.signal {
             return None;

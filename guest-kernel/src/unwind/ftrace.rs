@@ -15,7 +15,7 @@ const MAX_USERS: u32 = 4096;
 /// `FTRACE_OPS_FL_SAVE_REGS` (`include/linux/ftrace.h`): the user wants all registers.
 const SAVE_REGS: u64 = 1 << 2;
 
-/// How to find what such code is a copy of.
+/// How to find the original of code that ftrace has copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FtraceTrampolines {
     /// `ftrace_ops_list`, which points to the first `struct ftrace_ops`.
@@ -30,7 +30,8 @@ pub(super) struct FtraceTrampolines {
 }
 
 impl FtraceTrampolines {
-    /// As far as a kernel's symbols and types tell; `None` for a kernel without ftrace.
+    /// Finds where a kernel has the list of ftrace's users, by its symbols and types; `None` for a kernel without
+    /// ftrace.
     pub(super) fn find(symbols: &Symbols, btf: Option<&Btf>) -> Option<Self> {
         let address = |name| Some(symbols.get(name)?.address);
         let offset = |name| Some(btf?.member("ftrace_ops", name).ok()?.offset);
@@ -45,8 +46,8 @@ impl FtraceTrampolines {
         })
     }
 
-    /// The address that one in such code is the copy of; `None` for other code. `users` counts the users that a walk
-    /// has looked at.
+    /// Returns the address in the original for an address in a copy; `None` for other code. `users` counts the users
+    /// that a walk has looked at.
     pub(super) fn original(
         &self,
         at: GuestVirtAddr,

@@ -1,15 +1,15 @@
-//! Who called whom: the kernel's stacks, unwound from outside.
+//! Which function called which: the kernel's stacks, unwound from outside.
 //!
 //! Distributions build their kernels without frame pointers, but with ORC tables, which say for each place of
 //! the code where on the stack the caller is. The kernel prints its own traces by them. Sources:
 //! `Documentation/arch/x86/orc-unwinder.rst`, `arch/x86/kernel/unwind_orc.c`.
 //!
-//! [`Unwinder`] does it by the tables of a kernel's image and of its loaded modules, or by frame pointers in a
-//! kernel that has none. It reads a stack by a function of the caller's, so that it can be the guest's memory,
-//! or what was copied of it ([`CapturedStack`]). Neither tables nor stacks are trusted: a trace always ends.
+//! [`Unwinder`] unwinds by the tables of a kernel's image and of its loaded modules, or by frame pointers in a kernel
+//! that has none. The caller passes the function that reads the stack, so the stack can be the guest's memory, or what
+//! was copied of it ([`CapturedStack`]). Neither tables nor stacks are trusted: a trace always ends.
 //!
-//! What the kernel knows and is not looked for here: which addresses are the stacks of this CPU or task. For
-//! compiled BPF programs a frame pointer is assumed, as the kernel does.
+//! Unlike the kernel, the unwinder doesn't find out which addresses are the stacks of this CPU or task. For compiled
+//! BPF programs it assumes a frame pointer, as the kernel does.
 
 mod entry;
 mod error;

@@ -25,7 +25,7 @@ pub enum ModuleOrcError {
         /// What is wrong.
         source: VirtFault,
     },
-    /// It is longer than any.
+    /// It has more entries than any module's.
     #[error(
         "the guest's module {name} has a table of {count} entries of how to unwind stacks; its memory is \
          damaged"

@@ -27,7 +27,7 @@ pub struct Orc {
     base: u64,
     /// Where each entry begins, from `base` on, in ascending order.
     starts: Vec<u32>,
-    /// Which of the kinds each entry is.
+    /// Which of the kinds each entry is, by its index.
     numbers: Vec<u16>,
     kinds: Vec<OrcEntry>,
 }
@@ -44,7 +44,7 @@ pub(super) struct RawOrc<'a> {
 }
 
 impl Orc {
-    /// The table of a vmlinux; `None` where the kernel was built without (`CONFIG_UNWINDER_ORC`).
+    /// Reads the table of a vmlinux; `None` where the kernel was built without (`CONFIG_UNWINDER_ORC`).
     ///
     /// # Errors
     /// See [`OrcError`].
@@ -82,7 +82,7 @@ impl Orc {
         Ok(Some(Self::new(raw, format, code)?).filter(|orc| !orc.starts.is_empty()))
     }
 
-    /// A table with these two halves, for some code.
+    /// Makes a table from its two halves, for some code.
     ///
     /// # Errors
     /// [`OrcError::Uneven`], [`OrcError::Damaged`]
@@ -120,7 +120,7 @@ impl Orc {
             let start = raw.address.wrapping_add(from_start).wrapping_add(distance);
             found.push((start.0, number));
         }
-        // An entry that only ends the code before it is passed by where another begins: it comes first
+        // Of two entries for one place, the one that only ends the code before it is dropped. It comes first
         // (`orc_sort_cmp` in scripts/sorttable.c). Images and loaded modules are sorted already.
         let is_end = |number: u16| {
             let kind = kinds.get(usize::from(number));
@@ -170,7 +170,7 @@ impl Orc {
         self.code.iter().any(|range| range.contains(&at))
     }
 
-    /// What the table says of the instruction at an address; `None` for code that it isn't for.
+    /// Returns what the table says of the instruction at an address; `None` for code that it isn't for.
     pub fn find(&self, at: GuestVirtAddr) -> Option<OrcEntry> {
         if !self.covers(at) {
             return None;

@@ -29,17 +29,17 @@ pub(super) enum Whole {
 /// What is known of the registers in the code that is looked at.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Interrupted {
-    /// Only RIP, RSP and RBP: it has called a function.
+    /// Only RIP, RSP and RBP are known: the code has called a function.
     No,
-    /// All of them.
+    /// All registers are known.
     Whole(Whole),
-    /// Those of the code that interrupted it right away, if they are known, are still the same.
+    /// The registers are still those of the code that interrupted it right away, if they are known there.
     Partly(Option<Whole>),
-    /// Only RBP, in the `struct pt_regs` here: code that was put between has used the others.
+    /// Only RBP is known, in the `struct pt_regs` here: inserted code has used the other registers.
     Inserted(GuestVirtAddr),
 }
 
-/// What an interrupt came into.
+/// The code that an interrupt came into.
 pub(super) struct Came {
     pub(super) rip: GuestVirtAddr,
     pub(super) rsp: GuestVirtAddr,
@@ -47,7 +47,7 @@ pub(super) struct Came {
 }
 
 impl Came {
-    /// What the processor has pushed into the `struct pt_regs` at an address.
+    /// Reads what the processor has pushed into the `struct pt_regs` at an address.
     pub(super) fn read(
         regs: GuestVirtAddr,
         memory: &mut dyn FnMut(GuestVirtAddr) -> Option<u64>,
@@ -61,14 +61,14 @@ impl Came {
     }
 }
 
-/// Where the `struct pt_regs` would begin of which only the last part is there.
+/// Returns where a `struct pt_regs` would begin of which only the last part is there.
 pub(super) fn of_partial(pushed: GuestVirtAddr) -> GuestVirtAddr {
     pushed.wrapping_add(RIP.wrapping_neg())
 }
 
 impl Interrupted {
-    /// The state of code that is interrupted by code in this state, of which only the processor has put
-    /// anything on the stack.
+    /// Returns the state of the code that code in this state has interrupted, when only the processor has put anything
+    /// on the stack.
     pub(super) fn partly(self) -> Self {
         Self::Partly(match self {
             Self::No | Self::Inserted(_) => None,
@@ -85,8 +85,7 @@ impl Interrupted {
         }
     }
 
-    /// The value of RBP, or that it isn't known from here (the inner `None`). The outer `None` tells that it
-    /// can't be read.
+    /// Returns the value of RBP; `Some(None)` if it isn't known from here, `None` if it can't be read.
     pub(super) fn rbp(
         self,
         memory: &mut dyn FnMut(GuestVirtAddr) -> Option<u64>,
@@ -99,7 +98,7 @@ impl Interrupted {
         memory(regs.wrapping_add(RBP)).map(Some)
     }
 
-    /// The value of a register; `None` where it isn't known.
+    /// Returns the value of a register; `None` where it isn't known.
     pub(super) fn register(
         self,
         register: Register,

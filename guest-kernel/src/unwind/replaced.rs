@@ -41,7 +41,7 @@ struct Graph {
     trampoline: GuestVirtAddr,
     /// Of the pointer to the entries in a task.
     entries: u64,
-    /// Of what says how many there are.
+    /// Of the member that says how many there are.
     top: u64,
     /// In a `struct ftrace_ret_stack`.
     original: u64,
@@ -73,7 +73,7 @@ enum Cursor {
 type Memory<'a> = &'a mut dyn FnMut(GuestVirtAddr) -> Option<u64>;
 
 impl Replaced {
-    /// As far as a kernel's symbols and types tell.
+    /// Finds what a kernel's symbols and types tell.
     pub(super) fn find(symbols: &Symbols, btf: Option<&Btf>) -> Self {
         Self {
             rethooks: btf.and_then(|btf| Rethooks::find(symbols, btf)),
@@ -81,8 +81,8 @@ impl Replaced {
         }
     }
 
-    /// What was on the stack where now `address` is; `None` where that is no trampoline, or nothing is
-    /// known of it.
+    /// Returns the return address that `address` has replaced on the stack; `None` where `address` is no trampoline, or
+    /// nothing is known of it.
     pub(super) fn recover(
         &self,
         address: GuestVirtAddr,
@@ -137,7 +137,7 @@ impl Rethooks {
             let start = node.wrapping_add(self.node.wrapping_neg());
             let original = GuestVirtAddr(memory(start.wrapping_add(self.original))?);
             let its_slot = memory(start.wrapping_add(self.slot))?;
-            // Of several kretprobes of one function, the first has what was there.
+            // Of several kretprobes of one function, the first has the original address.
             if original != self.trampoline && its_slot == slot.0 {
                 cursors.rethook = Cursor::At(node);
                 return Some(original);
@@ -199,7 +199,7 @@ impl Graph {
             }
             let entry = at.wrapping_add(self.slot.wrapping_neg());
             let original = GuestVirtAddr(memory(entry.wrapping_add(self.original))?);
-            // A function that another one jumped to instead of calling it.
+            // An entry has the trampoline itself if another function jumped to this one instead of calling it.
             if original != self.trampoline {
                 *cursor = Cursor::At(at);
                 return Some(original);

@@ -14,15 +14,14 @@ pub struct StackTrace {
     pub addresses: Vec<GuestVirtAddr>,
     /// Why there are no more.
     pub end: TraceEnd,
-    /// Some caller was found by a frame pointer, in code that may not have one. From there on all may be
-    /// wrong.
+    /// True if some caller was found by a frame pointer, in code that may not have one. From there on all may be wrong.
     pub guessed: bool,
 }
 
 /// Why a trace ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TraceEnd {
-    /// All callers are there: user space called the outermost one, or nobody did.
+    /// All callers are there: user space called the outermost one, or nothing did.
     Complete,
     /// There are as many as were wanted.
     Full,
@@ -30,7 +29,7 @@ pub enum TraceEnd {
     NotThere,
     /// The kernel's tables don't tell how to go on from there. Some assembly has no callers.
     NoEntry,
-    /// What is called a return address is none.
+    /// A word in the place of a return address is none.
     NotText,
     /// The callers go round in a circle, or the stack makes no sense.
     Circular,
@@ -38,14 +37,14 @@ pub enum TraceEnd {
     NoRegister,
 }
 
-/// What an address in code stands for that isn't the kernel's, but was put between by whoever unwinds.
+/// What an address stands for that isn't in the kernel's code, but in code that the unwinder's caller has inserted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Foreign {
     /// A copy of the kernel's code, or what stands in for it.
     Copy {
-        /// The kernel's instruction that comes next, had nothing been put between.
+        /// The kernel's instruction that would come next if nothing had been inserted.
         original: GuestVirtAddr,
-        /// How many bytes the code put in between has pushed on the stack at that place.
+        /// How many bytes the inserted code has pushed on the stack at that place.
         pushed: u64,
     },
     /// Code of its own, which has used registers, but not RBP.
@@ -62,10 +61,10 @@ pub enum Foreign {
     },
 }
 
-/// The 8 bytes at an address of the kernel's; `None` where nothing can be read.
+/// Reads the 8 bytes at an address of the kernel's; `None` where nothing can be read.
 pub type ReadWord<'a> = dyn FnMut(GuestVirtAddr) -> Option<u64> + 'a;
 
-/// What stands at an address: see [`Surroundings::foreign`].
+/// Finds what an address stands for: see [`Surroundings::foreign`].
 pub type FindForeign<'a> =
     dyn FnMut(GuestVirtAddr, GuestVirtAddr, &mut ReadWord<'_>) -> Option<Foreign> + 'a;
 
@@ -93,7 +92,7 @@ pub struct CapturedStack<'a> {
 }
 
 impl CapturedStack<'_> {
-    /// The 8 bytes that were at an address; `None` outside the piece.
+    /// Returns the 8 bytes that were at an address; `None` outside the piece.
     pub fn read(&self, at: GuestVirtAddr) -> Option<u64> {
         let offset = usize::try_from(at.offset_from(self.start)?).ok()?;
         let word = self.bytes.get(offset..)?.first_chunk()?;

@@ -63,7 +63,7 @@ impl Unwinder {
         })
     }
 
-    /// For a kernel of which only the symbols are known: by frame pointers.
+    /// Makes an unwinder by frame pointers, for a kernel of which only the symbols are known.
     pub fn by_frame_pointers(symbols: &Symbols) -> Self {
         Self {
             image: None,
@@ -113,7 +113,7 @@ impl Unwinder {
         self.modules.retain(|loaded| loaded.address != module);
     }
 
-    /// What the tables say of the instruction at an address; `None` for code without tables.
+    /// Returns what the tables say of the instruction at an address; `None` for code without tables.
     pub fn find(&self, at: GuestVirtAddr) -> Option<OrcEntry> {
         let image = self.image.as_ref()?;
         if image.covers(at) {
@@ -122,16 +122,16 @@ impl Unwinder {
         self.module(at)?.table.as_ref()?.find(at)
     }
 
-    /// Returns true if an address can be one of code: of the image, of a module, or where the kernel makes
-    /// code while it runs.
+    /// Returns true if an address can be in code: of the image, of a module, or where the kernel makes code while it
+    /// runs.
     pub fn is_text(&self, at: GuestVirtAddr) -> bool {
         self.text.iter().any(|text| text.contains(&at))
             || MODULE_SPACE.contains(&at.0)
             || self.module(at).is_some()
     }
 
-    /// Returns true if an address may be in a module that [`Self::add_module`] has not been told of: its callers
-    /// would be guessed. Never so in a kernel without tables.
+    /// Returns true if an address may be in a module that wasn't passed to [`Self::add_module`]: its callers would be
+    /// guessed. Always false for a kernel without tables.
     pub fn lacks(&self, at: GuestVirtAddr) -> bool {
         self.image.is_some()
             && self.layout.is_some()

@@ -15,16 +15,16 @@ const STACK_LEN: u64 = 32 << 10;
 /// each of six exceptions (`enum stack_type` in `arch/x86/include/asm/stacktrace.h`,
 /// `enum exception_stack_ordering` in `arch/x86/include/asm/cpu_entry_area.h`).
 const MAX_SWITCHES: u32 = 8;
-/// How often an address may stand for another one that stands for another one: a trampoline of the kernel's
-/// and one from outside.
+/// How many times in a row an address may stand for another one: for example a trampoline of the kernel's and one from
+/// outside.
 const MAX_REPLACED: usize = 6;
 
 /// A word of the stack.
 const WORD: u64 = 8;
 
 impl Unwinder {
-    /// The callers of code in the kernel whose registers these are, innermost first, at most `frames`
-    /// addresses with the code's own and never more than [`MAX_FRAMES`].
+    /// Returns the callers of code in the kernel with the registers `start`, innermost first. The trace has at most
+    /// `frames` addresses with the code's own, and never more than [`MAX_FRAMES`].
     ///
     /// Always ends: a stack is walked upwards, and only a few times from one stack to another.
     pub fn unwind(&self, start: &Registers, around: Surroundings<'_>, frames: usize) -> StackTrace {
@@ -38,7 +38,7 @@ pub(super) struct Place {
     pub(super) ip: GuestVirtAddr,
     pub(super) sp: GuestVirtAddr,
     pub(super) bp: GuestVirtAddr,
-    /// `ip` is the instruction that comes next, rather than where a call returns to.
+    /// True if `ip` is the instruction that comes next, rather than where a call returns to.
     pub(super) signal: bool,
     pub(super) interrupted: Interrupted,
 }
@@ -79,7 +79,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         walk
     }
 
-    /// The whole trace.
+    /// Returns the whole trace.
     pub(super) fn trace(mut self, frames: usize) -> StackTrace {
         let frames = frames.min(MAX_FRAMES);
         let mut addresses = Vec::new();
@@ -109,7 +109,8 @@ impl<'a, 'b> Walk<'a, 'b> {
 
     /// Goes to the caller by what the tables say (`unwind_next_frame` in `arch/x86/kernel/unwind_orc.c`).
     fn by_orc(&mut self) -> Result<(), TraceEnd> {
-        // The call itself says how the stack is; behind a function that never returns is another's code.
+        // The entry of the call itself describes the stack. Behind a call that never returns is another function's
+        // code.
         let looked_up = if self.at.signal {
             self.at.ip
         } else {
@@ -173,14 +174,14 @@ impl<'a, 'b> Walk<'a, 'b> {
         })
     }
 
-    /// What the tables say of the original of code that ftrace has copied.
+    /// Returns what the tables say of the original of code that ftrace has copied.
     fn of_copied(&mut self, at: GuestVirtAddr) -> Option<OrcEntry> {
         let trampolines = self.unwinder.ftrace?;
         let original = trampolines.original(at, &mut self.ftrace_users, self.around.kernel)?;
         self.unwinder.find(original)
     }
 
-    /// The caller's stack pointer, or where the registers of what was interrupted are.
+    /// Returns the caller's stack pointer, or where the registers of the interrupted code are.
     fn previous_sp(&mut self, entry: OrcEntry) -> Result<GuestVirtAddr, TraceEnd> {
         let offset = i64::from(entry.sp_offset).cast_unsigned();
         Ok(match entry.sp {
@@ -196,11 +197,11 @@ impl<'a, 'b> Walk<'a, 'b> {
         })
     }
 
-    /// Takes over what an interrupt came into, by the `struct pt_regs` at an address. Whether the registers there are
-    /// the kernel's.
+    /// Sets `next` to the code that an interrupt came into, by the `struct pt_regs` at an address. Returns true if the
+    /// registers there are the kernel's.
     ///
     /// # Errors
-    /// It can't be read, or was user space.
+    /// The `struct pt_regs` can't be read, or the interrupt came into user space.
     pub(super) fn came(&mut self, regs: GuestVirtAddr, next: &mut Place) -> Result<bool, TraceEnd> {
         let came = Came::read(regs, self.around.memory).ok_or(TraceEnd::NotThere)?;
         if came.user {
@@ -224,19 +225,19 @@ impl<'a, 'b> Walk<'a, 'b> {
         Ok(())
     }
 
-    /// An address that the stack holds.
+    /// Reads an address from the stack.
     pub(super) fn address(&mut self, at: GuestVirtAddr) -> Result<GuestVirtAddr, TraceEnd> {
         let value = (self.around.memory)(at).ok_or(TraceEnd::NotThere)?;
         Ok(GuestVirtAddr(value))
     }
 
-    /// The return address at a place of the stack, as the caller pushed it.
+    /// Reads the return address at a place of the stack, as the caller pushed it.
     pub(super) fn returned(&mut self, slot: GuestVirtAddr) -> Result<GuestVirtAddr, TraceEnd> {
         let address = self.address(slot)?;
         Ok(self.before(address, slot.wrapping_add(WORD)).ip)
     }
 
-    /// Where code with this stack pointer would be if nothing had been put between.
+    /// Returns where code at `ip` with this stack pointer would be if nothing had been inserted or replaced.
     fn before(&mut self, ip: GuestVirtAddr, sp: GuestVirtAddr) -> Before {
         let mut before = Before {
             ip,
@@ -273,10 +274,10 @@ impl<'a, 'b> Walk<'a, 'b> {
     }
 }
 
-/// A place that something was put between.
+/// A place in the kernel's code, as if nothing had been inserted or replaced.
 struct Before {
     ip: GuestVirtAddr,
     sp: GuestVirtAddr,
-    /// The registers are those that the kernel's code had there.
+    /// True if the registers are those that the kernel's code had there.
     has_registers: bool,
 }

@@ -46,10 +46,10 @@ pub(super) struct Found<'a> {
     pub(super) element: Element<'a>,
 }
 
-/// Signs of comments within each other that are looked behind.
+/// How many signs of comments (`#`) in a row are looked behind.
 const COMMENTS: usize = 8;
 
-/// The element that a line is. A tab counts as eight columns.
+/// Finds the element in a line. A tab counts as eight columns.
 pub(super) fn find(line: &str) -> Option<Found<'_>> {
     let mut rest = line;
     let mut column = 0;
@@ -233,7 +233,7 @@ mod tests {
             ("", None),
         ];
         for (line, expected) in table {
-            // A plan or a version without a number is none.
+            // A plan or a version without a number is no element.
             assert_eq!(find(line), expected, "{line:?}");
         }
         let within = find("# # ok 1 a").unwrap();

@@ -20,7 +20,7 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// Without any lines so far.
+    /// Makes a parser that has taken no lines in so far.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -45,19 +45,19 @@ impl Parser {
         }
     }
 
-    /// Whether results have begun.
+    /// Returns true if results have begun.
     #[must_use]
     pub fn has_begun(&self) -> bool {
         self.kernel.has_begun() || self.programs.has_begun()
     }
 
-    /// Whether results have begun, and there are as many as the plans promise.
+    /// Returns true if results have begun, and there are as many as the plans promise.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.has_begun() && self.kernel.is_complete() && self.programs.is_complete()
     }
 
-    /// What the tests have ended with. A test that has begun and has no result is unfinished: the kernel has
+    /// Returns what the tests have ended with. A test that has begun and has no result is unfinished: the kernel has
     /// crashed, or the console ends too soon.
     #[must_use]
     pub fn finish(self) -> Results {

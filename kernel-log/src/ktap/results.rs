@@ -35,7 +35,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Whether something is wrong.
+    /// Returns true if something is wrong.
     #[must_use]
     pub fn is_failure(&self) -> bool {
         matches!(
@@ -72,7 +72,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// Whether tests have run, and nothing is wrong.
+    /// Returns true if tests have run, and nothing is wrong.
     #[must_use]
     pub fn is_success(&self) -> bool {
         let failed = self.cases.iter().any(|case| case.outcome.is_failure());

@@ -7,7 +7,7 @@ use super::element::{Directive, Element, Found, TestResult};
 use super::results::{Case, MAX_CASES, MAX_DIAGNOSTICS, Outcome, Results};
 use crate::bound::start_of;
 
-/// Suites within each other.
+/// How deep suites may be within each other.
 const MAX_DEPTH: usize = 8;
 /// Problems that are kept.
 const MAX_PROBLEMS: usize = 256;
@@ -37,7 +37,7 @@ pub(super) struct Stream {
     /// Each is within the one before it.
     suites: Vec<Suite>,
     cases: Vec<Case>,
-    /// Cases too many to be kept.
+    /// How many cases aren't kept because there are too many.
     unkept: u64,
     problems: Vec<String>,
     pending: VecDeque<String>,
@@ -51,7 +51,7 @@ impl Stream {
         self.begun
     }
 
-    /// Whether all results that were promised are there.
+    /// Returns true if all results that were promised are there.
     pub(super) fn is_complete(&self) -> bool {
         match &*self.suites {
             [] => true,
@@ -138,7 +138,7 @@ impl Stream {
 
     fn begin(&mut self, column: usize, name: Option<String>, at: Option<Duration>) {
         self.begun = true;
-        // One that begins where another one is open follows it.
+        // A suite that doesn't begin further in than an open one follows the open one.
         if self.suites.iter().any(|suite| suite.column >= column) {
             self.close_down_to(column + 1);
             if self
@@ -208,7 +208,7 @@ impl Stream {
                 case.path.insert(0, name.clone());
             }
             let failed = inside.iter().any(|case| case.outcome.is_failure());
-            // What the results inside say already isn't told twice.
+            // A failure that the results inside show already isn't reported twice.
             whole = !inside.is_empty() && (failed || !outcome.is_failure());
             if failed && outcome == Outcome::Pass {
                 self.problem(|| format!("{name} is ok, but a test in it isn't"));
@@ -230,7 +230,8 @@ impl Stream {
         }
     }
 
-    /// The suite whose result stands in this column. Suites further in have no result of their own.
+    /// Takes the suite whose result stands in this column. Suites further in have no result of their own, and are
+    /// closed.
     fn take_within(&mut self, column: usize) -> Option<Suite> {
         loop {
             let suite = self.suites.pop_if(|suite| suite.column > column)?;
@@ -304,7 +305,7 @@ impl Stream {
         }
     }
 
-    /// Whether the last case since one is without a result: then no other test was under way.
+    /// Returns true if the last case from `first` on has no result: then no other test was under way.
     fn ended_unfinished(&self, first: usize) -> bool {
         let last = self.cases.get(first..).and_then(|cases| cases.last());
         last.is_some_and(|case| case.outcome == Outcome::Unfinished)
@@ -362,7 +363,7 @@ fn outcome(result: TestResult<'_>) -> Outcome {
     }
 }
 
-/// The name of the test that has printed these lines: `# name: text` of `KUnit`'s (`kunit_log` in
+/// Returns the name of the test that has printed these lines: `# name: text` of `KUnit`'s (`kunit_log` in
 /// `include/kunit/test.h`), `# selftests: net: name` of kselftest's.
 fn test_name(lines: &VecDeque<String>) -> Option<String> {
     let comments = lines

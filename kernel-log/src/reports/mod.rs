@@ -18,7 +18,7 @@ const MAX_CALLERS: usize = 16;
 /// Lines between the one that announces a report and the one that says its kind: the message of a `WARN()`.
 const MAX_LEAD: usize = 16;
 
-/// A report is printed without a pause. One that has no line for so long has lost its end.
+/// A report is printed without a pause. A report without a new line for this long has lost its end.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Reports that are remembered, to know those that are shown a second time.
@@ -44,18 +44,18 @@ const REMEMBERED: usize = 64;
 /// of it has come for 5 seconds by the kernel's clock, and when a kernel boots. Those between two rules, such as
 /// KASAN's, go on behind a warning that comes in the middle of them.
 ///
-/// With `CONFIG_PRINTK_CALLER` the lines of several CPUs are told apart. Without, what another one prints in the
-/// middle of a report becomes part of it.
+/// With `CONFIG_PRINTK_CALLER` the lines of several CPUs are told apart. Without it, a line that another CPU prints in
+/// the middle of a report becomes part of the report.
 #[derive(Debug, Default)]
 pub struct Reports {
-    /// The kernel prints times.
+    /// True if the kernel prints times.
     stamped: bool,
     tracks: Vec<Track>,
     done: VecDeque<Report>,
     told: VecDeque<(Duration, String)>,
     /// The latest time so far.
     latest: Duration,
-    /// Lines so far, to know whose track was used last.
+    /// How many lines there were so far, to know which track was used last.
     lines: u64,
 }
 
@@ -75,18 +75,18 @@ struct Track {
 struct Lead {
     lines: Vec<String>,
     at: Option<Duration>,
-    /// It is a line of `=`.
+    /// True if it is a line of `=`.
     ruled: bool,
 }
 
 impl Reports {
-    /// Without any lines so far.
+    /// Begins without any lines.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next line in, as [`Lines`](crate::Lines) gives it. The answer is a report that is whole now.
+    /// Takes the next line in, as [`Lines`](crate::Lines) gives it. Returns a report that is whole now.
     pub fn line(&mut self, line: &str) -> Option<Report> {
         let line = Line::parse(line);
         self.stamped |= line.at.is_some();
@@ -98,7 +98,7 @@ impl Reports {
         self.done.pop_front()
     }
 
-    /// A report that the end of the console leaves open. Several can be: call it until there is none.
+    /// Returns a report that the end of the console leaves open. There can be several: call it until it returns none.
     pub fn finish(&mut self) -> Option<Report> {
         self.close_all();
         self.done.pop_front()
@@ -160,8 +160,8 @@ impl Reports {
         }
     }
 
-    /// Closes the open report of a track, maybe for the next one. The one that is around it goes on, unless the
-    /// kernel panics.
+    /// Closes the open report of a track, possibly because the next one begins. The report around it goes on, unless
+    /// the kernel panics.
     fn close(&mut self, index: usize, next: Option<Head>) {
         let track = &mut self.tracks[index];
         let open = track.open.take();
@@ -169,7 +169,7 @@ impl Reports {
         self.tell(open, next);
     }
 
-    /// The track that a line belongs to.
+    /// Returns the track that a line belongs to.
     fn track(&mut self, line: &Line<'_>) -> usize {
         let own = self
             .tracks
@@ -202,7 +202,7 @@ impl Reports {
             self.tracks.push(track);
             return self.tracks.len() - 1;
         }
-        // Those without a report go first, then those that have been silent for longest.
+        // Tracks without an open report go first, then those that have been silent for longest.
         let silent = self.tracks.iter().enumerate();
         let silent = silent.min_by_key(|(_, track)| (track.open.is_some(), track.used));
         let index = silent.map_or(0, |(index, _)| index);

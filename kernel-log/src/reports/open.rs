@@ -21,7 +21,7 @@ pub(super) enum Part {
     Inside,
     /// Its last line.
     Last,
-    /// It is over, and this line isn't part of it.
+    /// The report is over, and this line isn't part of it.
     Behind,
 }
 
@@ -69,13 +69,14 @@ fn end_of(kind: Kind) -> End {
     }
 }
 
-/// Checkers that print stacks without `Call Trace:` in front (`stack_trace_print` in `kernel/stacktrace.c`).
+/// Returns true for checkers that print stacks without `Call Trace:` in front (`stack_trace_print` in
+/// `kernel/stacktrace.c`).
 fn has_bare_stacks(kind: Kind) -> bool {
     matches!(kind, Kind::Kcsan | Kind::Kmsan | Kind::Kfence)
 }
 
-/// Lines within which the stack of a report comes that ends with its stack. Lockdep's come late: it first prints
-/// the chain of locks.
+/// Returns within how many lines the stack has to come in a report that ends with its stack. Lockdep's comes late:
+/// lockdep first prints the chain of locks.
 fn most_before_stack(kind: Kind) -> usize {
     match kind {
         Kind::Lockdep => MAX_REPORT_LINES,
@@ -88,23 +89,23 @@ fn most_before_stack(kind: Kind) -> usize {
 pub(super) struct Open {
     report: Report,
     end: End,
-    /// The line with the number of an oops has come.
+    /// True if the line with the number of an oops has come.
     died: bool,
     /// Lines with `Call Trace:` so far.
     stacks: usize,
     in_stack: bool,
-    /// The list of locks has begun that a report without a stack ends with.
+    /// True if the list of locks has begun with which a report without a stack ends.
     listed_locks: bool,
-    /// Of its last line.
+    /// The time of its last line.
     pub(super) last: Option<Duration>,
-    /// It began at a time that was over.
+    /// True if it began at a time before that of a line in front of it.
     pub(super) late: bool,
     /// Other callers whose lines belong to it.
     helpers: Vec<Caller>,
 }
 
 impl Open {
-    /// A report that begins with the lines in front of its head, if there are any.
+    /// Makes a report that begins with the lines in front of its head, if there are any.
     pub(super) fn new(head: Head, title: &str, at: Option<Duration>, before: Vec<String>) -> Self {
         let report = Report {
             kind: head.kind,
@@ -132,7 +133,7 @@ impl Open {
         open
     }
 
-    /// Where a line is, which may be the head of a report.
+    /// Returns what a line is to the report. `head` is set if the line could be the head of a report.
     pub(super) fn part(&self, text: &str, head: Option<Head>) -> Part {
         if let Some(head) = head
             && !self.takes_head(head)
@@ -173,10 +174,10 @@ impl Open {
         }
     }
 
-    /// Whether a line that begins reports is only a part of this one.
+    /// Returns true if a line that begins reports is only a part of this one.
     fn takes_head(&self, head: Head) -> bool {
         match self.report.kind {
-            // What other CPUs say now is of no use, and none of it is whole.
+            // Reports of other CPUs are of no use now, and none of them is whole.
             Kind::Panic => head.kind != Kind::Panic,
             Kind::OutOfMemory => head.kind == Kind::OutOfMemory && head.alone,
             Kind::Warning => false,
@@ -185,7 +186,7 @@ impl Open {
         }
     }
 
-    /// Whether another report can be within this one: what KASAN prints of memory that is broken may warn in its turn.
+    /// Returns true if another report can be within this one: KASAN may cause a warning while it prints broken memory.
     pub(super) fn may_surround(&self, head: Head) -> bool {
         self.end == End::Rule && head.kind != Kind::Panic && end_of(head.kind) != End::Rule
     }
@@ -236,8 +237,8 @@ impl Open {
         }
     }
 
-    /// Whether a line of another caller's belongs to it: those that see a stall have the other CPUs print their
-    /// stacks (`nmi_cpu_backtrace` in `lib/nmi_backtrace.c`).
+    /// Returns true if a line of another caller belongs to this report: a CPU that sees a stall has the other CPUs
+    /// print their stacks (`nmi_cpu_backtrace` in `lib/nmi_backtrace.c`).
     pub(super) fn adopts(&mut self, caller: Caller, text: &str) -> bool {
         if self.helpers.contains(&caller) {
             return true;
@@ -250,8 +251,8 @@ impl Open {
         false
     }
 
-    /// The report. Another one may cut it short; a panic does so regularly, in front of the other's end mark
-    /// (`check_panic_on_warn` in `kernel/panic.c`).
+    /// Closes the report and returns it. Another one may cut it short; a panic does so regularly, in front of the
+    /// other's end mark (`check_panic_on_warn` in `kernel/panic.c`).
     pub(super) fn close(mut self, next: Option<Head>) -> Report {
         let panics = next.is_some_and(|next| next.kind == Kind::Panic);
         let ends = match self.end {
@@ -268,24 +269,24 @@ impl Open {
     }
 }
 
-/// A line of `=`: the shortest one is lockdep's, of 25.
+/// Returns true for a line of `=`: the shortest one is lockdep's, of 25.
 pub(super) fn is_rule(text: &str) -> bool {
     text.len() >= 20 && text.bytes().all(|byte| byte == b'=')
 }
 
-/// A lock in a list of those that are held (`print_lock` in `kernel/locking/lockdep.c`).
+/// Returns true for a lock in a list of those that are held (`print_lock` in `kernel/locking/lockdep.c`).
 fn is_lock(text: &str) -> bool {
     text.starts_with(" #")
 }
 
-/// A line of a stack: a frame, or a mark such as `<IRQ>` or `</TASK>` (`show_trace_log_lvl` in
+/// Returns true for a line of a stack: a frame, or a mark such as `<IRQ>` or `</TASK>` (`show_trace_log_lvl` in
 /// `arch/x86/kernel/dumpstack.c`).
 fn is_stack(text: &str) -> bool {
     let trimmed = text.trim();
     trimmed.starts_with('<') && trimmed.ends_with('>') || Frame::parse(text).is_some()
 }
 
-/// A line of registers (`__show_regs` in `arch/x86/kernel/process_64.c`, `show_ip` in `dumpstack.c`).
+/// Returns true for a line of registers (`__show_regs` in `arch/x86/kernel/process_64.c`, `show_ip` in `dumpstack.c`).
 fn is_register(text: &str) -> bool {
     const NAMES: &[&str] = &[
         "RIP: ", "RSP: ", "RAX: ", "RDX: ", "RBP: ", "R08: ", "R10: ", "R13: ", "FS:  ", "CS:  ",
@@ -295,8 +296,8 @@ fn is_register(text: &str) -> bool {
     NAMES.iter().any(|name| text.starts_with(name))
 }
 
-/// A line of a dump of CPUs, tasks, workers or locks. The files that print them are those of [`Kind`], and
-/// `lib/dump_stack.c`, `lib/nmi_backtrace.c`, `kernel/sched/core.c` and `kernel/locking/lockdep.c`.
+/// Returns true for a line of a dump of CPUs, tasks, workers or locks. The files that print them are those of [`Kind`],
+/// and `lib/dump_stack.c`, `lib/nmi_backtrace.c`, `kernel/sched/core.c` and `kernel/locking/lockdep.c`.
 fn is_dump(text: &str) -> bool {
     const STARTS: &[&str] = &[
         "Call Trace:",

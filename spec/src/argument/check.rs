@@ -36,8 +36,8 @@ impl Argument {
         Err(reason.at(value.span.clone()))
     }
 
-    /// The name in a probe's events: its own, that of the parameter that it is, or `argN`, where N counts
-    /// from 1 and `index` from 0 (`generate_probe_arg_name` in `kernel/trace/trace_probe.c`).
+    /// Returns the name in a probe's events: its own, that of the parameter that it is, or `argN`, where N counts from
+    /// 1 and `index` from 0 (`generate_probe_arg_name` in `kernel/trace/trace_probe.c`).
     ///
     /// Where the kernel's types are known, `$argN` without a name of its own has that of the parameter,
     /// which the caller has to look up (`traceprobe_expand_meta_args`).
@@ -54,7 +54,7 @@ impl Argument {
     }
 }
 
-/// What all accesses of a value begin with.
+/// Returns the value with which all accesses of a value begin.
 fn innermost(mut value: &Value) -> &Value {
     loop {
         value = match &value.what {

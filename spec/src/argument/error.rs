@@ -71,7 +71,7 @@ pub enum Reason {
     /// A name that isn't a register's.
     #[error("a register is one of ax, bx, cx, dx, si, di, bp, sp, r8 to r15, ip and flags")]
     BadRegister,
-    /// A register of the kernel's that says nothing at a probe.
+    /// A register of the kernel's that has no meaning at a probe.
     #[error("{0} is the same at every probe of the kernel, and not recorded")]
     ConstantRegister(&'static str),
     /// An address that isn't a number.
@@ -134,25 +134,25 @@ pub enum Reason {
          bWIDTH@OFFSET/CONTAINER"
     )]
     BadType,
-    /// A string of what is no memory.
+    /// A string of a value that isn't in memory.
     #[error("a string is in memory: take it from there, as in +0(%di):string")]
     BadString,
-    /// A symbol's name from what is no pointer.
+    /// A symbol's name of a value that isn't a pointer.
     #[error("symstr takes a pointer from a register, an argument or the kernel's memory")]
     BadSymbolString,
     /// A text with another type than `string`.
     #[error("a text has the type string, and is no array")]
     NeedsString,
-    /// A bit-field that is none, or wider than what it is in.
+    /// A bit-field that isn't one, or is wider than its container.
     #[error("a bit-field is bWIDTH@OFFSET/CONTAINER, within a container of 8, 16, 32 or 64 bits")]
     BadBitField,
-    /// An array of what is no memory.
+    /// An array of a value that isn't in memory.
     #[error("an array is in memory: take it from there, as in +0(%di):u8[4]")]
     BadArray,
 }
 
 impl Reason {
-    /// The kernel's own name for this error (`ERRORS` in `kernel/trace/trace_probe.h`), if it has one.
+    /// Returns the kernel's own name for this error (`ERRORS` in `kernel/trace/trace_probe.h`), if it has one.
     #[must_use]
     pub fn kernel_name(self) -> Option<&'static str> {
         Some(match self {
@@ -200,7 +200,7 @@ impl Reason {
         })
     }
 
-    /// This reason, at a place.
+    /// Makes the error of this reason at a place.
     pub(crate) fn at(self, span: Span) -> Wrong {
         Wrong { span, reason: self }
     }

@@ -6,8 +6,8 @@ use super::{Argument, BaseType, Fetch, Type, Value, types, value};
 use crate::limits::{ARGUMENT_MAX, ARGUMENT_NAME_MAX, NESTING_MAX};
 use crate::piece::{Piece, is_identifier};
 
-/// Reads one argument, such as `path=+0($arg2):ustring`. Whether it can be had at a probe's place says
-/// [`Argument::check`].
+/// Reads one argument, such as `path=+0($arg2):ustring`. [`Argument::check`] says whether it can be had at a probe's
+/// place.
 ///
 /// `$argN:string` and `$retval:string` are pointers to text, so they are read as `+0($argN):string`.
 ///
@@ -52,7 +52,7 @@ pub fn parse(text: &str) -> Result<Argument, Wrong> {
     })
 }
 
-/// `NAME=`, if it is there, and what follows. A text's own `=` is no name's.
+/// Splits off `NAME=`, if it is there. A `=` within a text doesn't end a name.
 fn name(whole: Piece<'_>) -> Result<(Option<Piece<'_>>, Piece<'_>), Wrong> {
     let split = whole.split('=').filter(|_| !whole.text.starts_with('\\'));
     let Some((name, body)) = split else {
@@ -67,7 +67,7 @@ fn name(whole: Piece<'_>) -> Result<(Option<Piece<'_>>, Piece<'_>), Wrong> {
     Err(reason.at(name.span()))
 }
 
-/// The value, and the type behind its `:`. A text's own `:` is no type's.
+/// Splits a value from the type behind its `:`. A `:` within a text doesn't begin a type.
 fn split_type(body: Piece<'_>) -> (Piece<'_>, Option<Piece<'_>>) {
     let text = body.behind("\\\"");
     let quoted = text.and_then(|text| Some(2 + text.text.rfind('"')? + 1));
@@ -81,7 +81,8 @@ fn split_type(body: Piece<'_>) -> (Piece<'_>, Option<Piece<'_>>) {
     }
 }
 
-/// A value whose type fits it (`finalize_fetch_insn`).
+/// Checks that a type fits a value (`finalize_fetch_insn`). Returns the value, as `+0(VALUE)` for a string that an
+/// argument or a return value points to.
 fn typed(mut value: Value, kind: &Type) -> Result<Value, Wrong> {
     let wrong = |reason: Reason| Err(reason.at(kind.span.clone()));
     if let Fetch::Comm | Fetch::Text(_) = value.what {
@@ -92,7 +93,7 @@ fn typed(mut value: Value, kind: &Type) -> Result<Value, Wrong> {
             wrong(Reason::NeedsString)
         };
     }
-    // Whether it is text, its type in C says: an array or a pointer.
+    // The type in C tells whether it is text: an array or a pointer.
     let by_type = matches!(value.what, Fetch::Variable(_) | Fetch::Member { .. });
     let in_memory = matches!(
         value.what,
@@ -119,7 +120,7 @@ fn typed(mut value: Value, kind: &Type) -> Result<Value, Wrong> {
     Ok(value)
 }
 
-/// `+0(VALUE)`
+/// Makes `+0(VALUE)`.
 fn pointed_to(address: Value) -> Value {
     Value {
         span: address.span.clone(),
@@ -131,7 +132,7 @@ fn pointed_to(address: Value) -> Value {
     }
 }
 
-/// How many of the kernel's steps a value takes besides the first, with those that its type adds
+/// Returns how many of the kernel's steps a value takes besides the first, with those that its type adds
 /// (`FETCH_INSN_MAX`).
 fn accesses(value: &Value, kind: Option<&Type>) -> usize {
     let steps = value::steps(value);

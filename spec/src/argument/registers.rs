@@ -13,7 +13,7 @@ const GENERAL: [&str; 16] = [
 /// Members of the kernel's `pt_regs` that a probe has no use for.
 const CONSTANT: [&str; 3] = ["cs", "ss", "orig_ax"];
 
-/// The register of a name.
+/// Returns the register of a name.
 pub fn fetch(name: &str) -> Result<Fetch, Reason> {
     match name {
         "ip" => return Ok(Fetch::InstructionPointer),
@@ -30,7 +30,7 @@ pub fn fetch(name: &str) -> Result<Fetch, Reason> {
         .ok_or(Reason::BadRegister)
 }
 
-/// The name of a general register; `?` for a number that none has.
+/// Returns the name of a general register; `?` for a number that none has.
 pub fn name(number: u8) -> &'static str {
     GENERAL.get(usize::from(number)).unwrap_or(&"?")
 }

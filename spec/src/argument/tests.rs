@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The argument without its places.
+/// Returns the argument without its places.
 fn bare(mut argument: Argument) -> Argument {
     fn clear(value: &mut Value) {
         value.span = 0..0;

@@ -46,7 +46,7 @@ pub fn read(text: Piece<'_>) -> Result<Type, Wrong> {
     })
 }
 
-/// `COUNT]`
+/// Reads `COUNT]`.
 fn count(text: Piece<'_>) -> Result<u32, Wrong> {
     let Some((digits, behind)) = text.split(']') else {
         return Err(Reason::OpenArray.at(text.end()..text.end()));
@@ -72,7 +72,7 @@ fn base(name: &str) -> Result<BaseType, Reason> {
         .ok_or(Reason::BadType)
 }
 
-/// `WIDTH@OFFSET/CONTAINER`
+/// Reads `WIDTH@OFFSET/CONTAINER`.
 fn bit_field(text: &str) -> Result<BaseType, Reason> {
     let (bits, container) = text.split_once('/').ok_or(Reason::BadType)?;
     let container: u8 = match number(container) {

@@ -29,7 +29,7 @@ pub fn read(text: Piece<'_>) -> Result<Value, Wrong> {
     })
 }
 
-/// `$NAME`
+/// Reads `$NAME`.
 fn variable(text: Piece<'_>, name: Piece<'_>) -> Result<Value, Wrong> {
     if let Some(members) = name.behind("retval") {
         let (of, rest) = text.split_at(members.at - text.at);
@@ -59,7 +59,7 @@ fn variable(text: Piece<'_>, name: Piece<'_>) -> Result<Value, Wrong> {
     Ok(value(what, text))
 }
 
-/// `@ADDRESS` or `@SYMBOL+OFFSET`
+/// Reads `@ADDRESS` or `@SYMBOL+OFFSET`.
 fn at(text: Piece<'_>, rest: Piece<'_>) -> Result<Fetch, Wrong> {
     let first = rest.text.chars().next();
     if first == Some('+') {
@@ -74,7 +74,7 @@ fn at(text: Piece<'_>, rest: Piece<'_>) -> Result<Fetch, Wrong> {
     let (name, offset) = rest.take(|c| c.is_ascii_alphanumeric() || "_.$".contains(c));
     let offset = match offset.text.strip_prefix('+') {
         None if offset.text.is_empty() => Some(0),
-        // `+-1` isn't one.
+        // `+-1` isn't an offset.
         Some(digits) => number(digits).and_then(|offset| i64::try_from(offset).ok()),
         None => offset
             .text
@@ -91,7 +91,7 @@ fn at(text: Piece<'_>, rest: Piece<'_>) -> Result<Fetch, Wrong> {
     }
 }
 
-/// `+OFFSET(ADDRESS)` and `+uOFFSET(ADDRESS)`, the last `)` being its own.
+/// Reads `+OFFSET(ADDRESS)` and `+uOFFSET(ADDRESS)`, the last `)` being its own.
 fn memory(text: Piece<'_>, rest: Piece<'_>, negative: bool) -> Result<Value, Wrong> {
     let (user, rest) = match rest.behind("u") {
         Some(rest) => (true, rest),
@@ -135,7 +135,7 @@ fn memory(text: Piece<'_>, rest: Piece<'_>, negative: bool) -> Result<Value, Wro
     Ok(value(what, text))
 }
 
-/// What follows `\`.
+/// Reads what follows `\`.
 fn immediate(rest: Piece<'_>) -> Result<Fetch, Wrong> {
     if let Some(text) = rest.behind("\"") {
         return match text.text.strip_suffix('"') {
@@ -153,14 +153,16 @@ fn immediate(rest: Piece<'_>) -> Result<Fetch, Wrong> {
         .ok_or_else(|| Reason::BadImmediate.at(rest.span()))
 }
 
-/// `PARAMETER`, `PARAMETER->MEMBER.MEMBER`, and `PARAMETER.MEMBER` of a structure in registers
+/// Reads `PARAMETER`, `PARAMETER->MEMBER.MEMBER`, and `PARAMETER.MEMBER` of a structure in
+/// registers.
 fn parameter(text: Piece<'_>) -> Result<Value, Wrong> {
     let (name, rest) = text.take(|c| c.is_ascii_alphanumeric() || c == '_');
     let of = value(Fetch::Variable(name.text.to_owned()), name);
     members_of(of, rest, Reason::BadParameter)
 }
 
-/// The members that follow a value. `otherwise` says what is wrong if something else does.
+/// Reads the members that follow a value. `otherwise` is the reason of the error if something else
+/// follows.
 fn members_of(of: Value, members: Piece<'_>, otherwise: Reason) -> Result<Value, Wrong> {
     let start = of.span.start;
     let mut found = of;
@@ -204,7 +206,7 @@ fn value(what: Fetch, text: Piece<'_>) -> Value {
     }
 }
 
-/// How many of the kernel's steps a value takes besides its first.
+/// Returns how many of the kernel's steps a value takes besides its first.
 pub fn steps(value: &Value) -> usize {
     let mut value = value;
     let mut steps = 0;

@@ -29,7 +29,7 @@ pub enum Reason {
     /// Nothing stands where a comparison belongs.
     #[error("a comparison belongs here, such as count > 100 or comm == \"sh\"")]
     NoTest,
-    /// What stands where a name belongs can't be one.
+    /// The text in the place of a name can't be one.
     #[error("the name of an argument, or comm, pid, tgid or cpu, belongs here")]
     BadField,
     /// The name has a suffix.
@@ -41,7 +41,7 @@ pub enum Reason {
     /// Nothing stands behind the relation, or nothing that is a constant.
     #[error("a number or a text in quotes belongs here")]
     NoConstant,
-    /// What begins like a number, and isn't one.
+    /// A word that begins like a number, and isn't one.
     #[error("this is no number of 64 bits; a text that begins like one belongs in quotes")]
     BadNumber,
     /// `CPUS{1,2}`
@@ -50,7 +50,7 @@ pub enum Reason {
     /// A quote without its end.
     #[error("the closing quote is missing")]
     OpenQuote,
-    /// A relation that text can't be in.
+    /// A relation that isn't possible with text.
     #[error("a text is compared by ==, != or ~")]
     RelationOfText,
     /// `~` with a number.
@@ -68,8 +68,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The kernel's own name for this error (`ERRORS` in `kernel/trace/trace_events_filter.c`), if it has
-    /// one.
+    /// Returns the kernel's own name for this error (`ERRORS` in `kernel/trace/trace_events_filter.c`), if it has one.
     #[must_use]
     pub fn kernel_name(self) -> Option<&'static str> {
         Some(match self {

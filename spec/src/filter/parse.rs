@@ -12,7 +12,7 @@ use super::{Constant, Filter, Relation, Test};
 use crate::limits::{FILTER_DEPTH_MAX, FILTER_MAX, FILTER_TESTS_MAX};
 use crate::piece::{is_identifier, number, signed};
 
-/// Names that the kernel has for the same.
+/// Names that the kernel has, and the names here for the same.
 const ALIASES: [(&str, &str); 4] = [
     ("common_pid", "pid"),
     ("common_tgid", "tgid"),
@@ -22,9 +22,9 @@ const ALIASES: [(&str, &str); 4] = [
 
 /// Reads a filter, such as `dfd == -100 && comm == "sh"`. `&&` binds more tightly than `||`.
 ///
-/// Texts need quotes only where they aren't one word, or begin like a number: `comm == sh`. The kernel's
-/// `common_pid`, `common_tgid`, `COMM` and `CPU` become `pid`, `tgid`, `comm` and `cpu`. Whether a name is
-/// known, the caller has to check.
+/// Texts need quotes only where they aren't one word, or begin like a number: `comm == sh`. The kernel's `common_pid`,
+/// `common_tgid`, `COMM` and `CPU` become `pid`, `tgid`, `comm` and `cpu`. The caller has to check whether a name is
+/// known.
 ///
 /// ```
 /// let filter = vmprobe_spec::filter::parse("common_pid != 0 && comm == sh")?;
@@ -69,7 +69,7 @@ impl Reader<'_> {
         self.joined(first, What::And, Filter::All, |reader| reader.term(depth))
     }
 
-    /// One, or more that are joined by a sign.
+    /// Reads one part, or several that are joined by a sign.
     fn joined(
         &mut self,
         first: Filter,

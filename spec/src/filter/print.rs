@@ -18,7 +18,7 @@ impl Display for Filter {
     }
 }
 
-/// The parts, with parentheses around those that need them.
+/// Writes the parts, with parentheses around those that need them.
 fn joined(
     f: &mut Formatter<'_>,
     parts: &[Filter],

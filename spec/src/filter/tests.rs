@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::limits::{FILTER_DEPTH_MAX, FILTER_TESTS_MAX};
 
-/// The filter without its places.
+/// Returns the filter without its places.
 fn bare(filter: Filter) -> Filter {
     match filter {
         Filter::All(parts) => Filter::All(parts.into_iter().map(bare).collect()),

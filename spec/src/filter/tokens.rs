@@ -28,7 +28,7 @@ pub enum What<'a> {
     End,
 }
 
-/// One that begins like another stands before it.
+/// A sign stands before those that it begins with.
 const SIGNS: [(&str, What<'static>); 13] = [
     ("(", What::Open),
     (")", What::Close),
@@ -64,7 +64,7 @@ impl<'a> Tokens<'a> {
         Ok(tokens)
     }
 
-    /// The next token, which stays.
+    /// Returns the next token without taking it.
     pub fn peek(&self) -> &Token<'a> {
         &self.next
     }
@@ -91,7 +91,7 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// The token that a text begins with, and what is behind it.
+/// Reads the token that a text begins with. Returns it with the text behind it.
 fn read(text: Piece<'_>) -> Result<(What<'_>, Piece<'_>), Wrong> {
     let Some(first) = text.text.chars().next() else {
         return Ok((What::End, text));
@@ -115,7 +115,7 @@ fn read(text: Piece<'_>) -> Result<(What<'_>, Piece<'_>), Wrong> {
     Ok((What::Word(word.text), behind))
 }
 
-/// What a word has: all that is no sign, no quote and no space.
+/// Returns true for what a word may have: all but signs, quotes and spaces.
 fn belongs(c: char) -> bool {
     !c.is_whitespace() && !"()&|!=<>~\"'".contains(c)
 }

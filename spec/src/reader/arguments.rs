@@ -19,11 +19,11 @@ const RESERVED: [&str; 8] = [
     "__probe_func",
 ];
 
-/// A function's entry may begin with an `endbr64` of so many bytes, and a place behind it counts as the
-/// entry (`arch_adjust_kprobe_addr` in `arch/x86/kernel/kprobes/core.c`).
+/// A function's entry may begin with an `endbr64` of this many bytes, and a place behind it counts as the entry
+/// (`arch_adjust_kprobe_addr` in `arch/x86/kernel/kprobes/core.c`).
 const ENDBR: u64 = 4;
 
-/// Where a probe is, as far as its text tells.
+/// Returns where a probe is, as far as its text tells.
 pub fn site(kind: &Kind, place: &Place) -> Site {
     match (kind, place) {
         (Kind::Return(_), _) => Site::Return,
@@ -58,8 +58,8 @@ impl Arguments {
         Ok(())
     }
 
-    /// Checks that each name is there once. How many `$arg*` stands for isn't known, so neither are the
-    /// names of those behind it that have none of their own.
+    /// Checks that no name occurs twice. It isn't known how many arguments `$arg*` stands for, so the default names of
+    /// the arguments behind it aren't known either.
     pub fn check_names(&self) -> Result<(), WrongAt> {
         let mut names = std::collections::HashSet::from(RESERVED.map(str::to_owned));
         let mut counted = true;
@@ -75,7 +75,7 @@ impl Arguments {
         Ok(())
     }
 
-    /// Their texts, in order.
+    /// Returns their texts, in order.
     pub fn into_texts(self) -> Vec<String> {
         self.0.into_iter().map(|(_, text, _)| text).collect()
     }

@@ -23,7 +23,7 @@ impl WrongAt {
         }
     }
 
-    /// The same with the kernel's name for it.
+    /// Adds the kernel's name for it.
     pub fn called(self, kernel: &'static str) -> Self {
         Self {
             kernel: Some(kernel),
@@ -31,7 +31,7 @@ impl WrongAt {
         }
     }
 
-    /// The same, about so many bytes.
+    /// Makes the error one about the first `bytes` bytes.
     pub fn over(self, bytes: usize) -> Self {
         Self {
             span: self.span.start..self.span.start + bytes,
@@ -39,7 +39,7 @@ impl WrongAt {
         }
     }
 
-    /// What is wrong with an argument that begins at a byte.
+    /// Makes the error about an argument that begins at a byte.
     pub fn of_argument(at: usize, wrong: &argument::Wrong) -> Self {
         Self {
             span: at + wrong.span.start..at + wrong.span.end,
@@ -48,7 +48,7 @@ impl WrongAt {
         }
     }
 
-    /// What is wrong with a filter that begins at a byte.
+    /// Makes the error about a filter that begins at a byte.
     pub fn of_filter(at: usize, wrong: &filter::Wrong) -> Self {
         Self {
             span: at + wrong.span.start..at + wrong.span.end,
@@ -98,7 +98,7 @@ impl<'a> Cursor<'a> {
         &self.text[self.at..]
     }
 
-    /// What stands here, up to the next space.
+    /// Returns what stands here, up to the next space.
     pub fn word(&self) -> &'a str {
         let rest = self.rest();
         &rest[..rest.find(char::is_whitespace).unwrap_or(rest.len())]

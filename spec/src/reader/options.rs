@@ -8,7 +8,7 @@ use super::cursor::{Cursor, WrongAt};
 use crate::limits::{CONDITIONS_MAX, STACK_DEFAULT, STACK_MAX};
 use crate::{filter, names};
 
-/// Relations as they are written; one that begins like another stands before it.
+/// Relations as they are written. A relation stands before those that it begins with.
 pub const RELATIONS: [(&str, Relation); 7] = [
     ("==", Relation::Equal),
     ("!=", Relation::NotEqual),
@@ -19,10 +19,10 @@ pub const RELATIONS: [(&str, Relation); 7] = [
     ("&", Relation::Common),
 ];
 
-/// Between two conditions.
+/// Stands between two conditions.
 pub const AND: &str = "&&";
 
-/// For a capture of no register.
+/// Stands for a capture of no register.
 pub const NO_REGISTER: &str = "none";
 
 /// Options that are single words.
@@ -33,7 +33,7 @@ const WORDS: [&str; 8] = [
 /// Options that have something behind them.
 const PREFIXES: [&str; 3] = ["regs=", "if=", "stack="];
 
-/// Behind it is the filter, to the text's end.
+/// The word in front of the filter, which goes to the text's end.
 pub const FILTER: &str = "if";
 
 /// Returns true if a word behind the place is an option, and no argument.
@@ -88,7 +88,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// `if EXPRESSION`, up to the end.
+    /// Reads `if EXPRESSION`, up to the end.
     fn filter(&mut self, asked: &mut Asked<'a>) -> Result<(), WrongAt> {
         self.at += FILTER.len();
         self.skip_spaces();
@@ -103,7 +103,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// `stack=N`
+    /// Reads `stack=N`.
     fn stack(&mut self) -> Result<u32, WrongAt> {
         self.at += "stack=".len();
         let start = self.at;
@@ -148,7 +148,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// `regs=rdi+rsi`
+    /// Reads `regs=rdi+rsi`.
     fn registers(&mut self, options: &mut ProbeOptions) -> Result<(), WrongAt> {
         match options.capture() {
             Capture::Count => return self.wrong("a hit that is only counted has no registers"),
@@ -186,7 +186,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// `if=edi==0xffffff9c&&pid==100`
+    /// Reads `if=edi==0xffffff9c&&pid==100`.
     fn conditions(&mut self, options: &mut ProbeOptions) -> Result<(), WrongAt> {
         self.at += "if=".len();
         loop {
@@ -228,7 +228,7 @@ impl<'a> Cursor<'a> {
         } else {
             value
         };
-        // Too large to be negated: its sign is lost.
+        // The number is too large to be negated: its sign is lost.
         let overflown = negative && value != 0 && constant.cast_signed() >= 0;
         let size = names::operand_size(&operand);
         if overflown || !names::fits(constant, size) {
@@ -243,7 +243,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// A relation, and whether it is the signed one: `<s`.
+    /// Reads a relation, and whether it is the signed one: `<s`.
     fn relation(&mut self) -> Result<(Relation, bool), WrongAt> {
         let rest = self.rest();
         let found = RELATIONS.iter().find(|(text, _)| rest.starts_with(text));

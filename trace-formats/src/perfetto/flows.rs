@@ -48,7 +48,7 @@ impl Flows {
         }
     }
 
-    /// The flow that the event begins or ends.
+    /// Returns the flow that the event begins or ends.
     pub(super) fn of(&mut self, probe: &Probe, event: &Event) -> Option<Flow> {
         let pid = event.context.as_ref()?.pid;
         let function = function(probe)?;

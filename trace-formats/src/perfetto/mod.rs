@@ -54,7 +54,7 @@ pub struct Perfetto<W> {
     packet: Vec<u8>,
 }
 
-/// Numbers of tracks: what it is above bit 32, which one below.
+/// Numbers of tracks: the kind of the track is above bit 32, its number among those of that kind below.
 mod track {
     pub(super) const CPUS: u64 = 1 << 32;
     pub(super) const OTHER_CPUS: u64 = 2 << 32;
@@ -75,7 +75,7 @@ mod track {
 }
 
 impl<W: Write> Perfetto<W> {
-    /// A writer to `out`. Each event is written at once.
+    /// Makes a writer to `out`. Each event is written at once.
     pub fn new(out: W, guest: &Guest) -> Self {
         Self {
             out,
@@ -111,7 +111,7 @@ impl<W: Write> Perfetto<W> {
         self.write(None, Data::TrackDescriptor(descriptor))
     }
 
-    /// The track of all events of a CPU.
+    /// Returns the track of all events of a CPU.
     fn cpu_track(&mut self, cpu: u32) -> io::Result<u64> {
         if self.cpus.contains(&cpu) {
             return Ok(track::cpu(cpu));
@@ -131,7 +131,7 @@ impl<W: Write> Perfetto<W> {
         Ok(track::cpu(cpu))
     }
 
-    /// The track of a task, if there is room for it.
+    /// Returns the track of a task, if there is room for it.
     fn task_track(&mut self, cpu: u32, context: &Context) -> io::Result<Option<u64>> {
         let name = printable(&context.comm);
         if context.pid == 0 {
@@ -184,7 +184,7 @@ impl<W: Write> Perfetto<W> {
         Ok(Some(thread))
     }
 
-    /// Whether a track is described and has this name: a task may change it by `execve`.
+    /// Returns true if a track is described and has this name: a task may change it by `execve`.
     fn knows(&self, uuid: u64, name: &str) -> bool {
         self.tracks.get(&uuid).is_some_and(|known| known == name)
     }

@@ -6,7 +6,7 @@ use trace_processor::query;
 use super::*;
 use crate::samples;
 
-/// The answers to the queries, each of one column `it`, about a trace of these events and of five lost ones.
+/// Returns the answers to the queries, each of one column `it`, about a trace of these events and of five lost ones.
 fn answers<const N: usize>(events: &[Event], queries: [&str; N]) -> [Vec<String>; N] {
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut writer = Perfetto::new(file.reopen().unwrap(), &samples::guest());

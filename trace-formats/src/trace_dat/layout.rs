@@ -1,4 +1,4 @@
-//! What the records of a probe look like, and the `format` text that tells it.
+//! What the records of a probe look like, and the `format` text that describes them.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use crate::values::{self, Meaning, meaning};
 
 /// Arguments of an event that have a field; the protocol has no more.
 const ARGUMENTS_MAX: usize = 128;
-/// Fields may take so many bytes; the rest is for strings.
+/// Bytes that fields may take; the rest is for strings.
 const FIXED_MAX: usize = 2048;
 
 /// What every record begins with (`struct trace_entry` in `include/linux/trace_events.h`).
@@ -28,12 +28,13 @@ const COMMON_SIZE: usize = 8;
 pub(super) enum Form {
     /// Each in the type of its argument.
     Typed,
-    /// So many, each as the text that the kernel would print. It takes what doesn't fit a type, as `(fault)`.
+    /// This many values, each as the text that the kernel would print. It takes values that don't fit a type, such as
+    /// `(fault)`.
     Text(usize),
 }
 
 impl Form {
-    /// The form that can hold all of an event's values.
+    /// Returns the form that can hold all of an event's values.
     pub(super) fn of(arguments: &[Argument], values: &[Value]) -> Self {
         let fits = arguments.len() == values.len()
             && arguments.len() <= ARGUMENTS_MAX
@@ -50,7 +51,7 @@ impl Form {
     }
 }
 
-/// Whether a value is of the type that its argument has in a record.
+/// Returns true if a value is of the type that its argument has in a record.
 fn fits(argument: &Argument, value: &Value) -> bool {
     let number = |value| {
         matches!(
@@ -76,7 +77,8 @@ fn fits(argument: &Argument, value: &Value) -> bool {
     }
 }
 
-/// Characters are texts, as libtraceevent knows no `%c` (`print_str_arg` in its `src/event-parse.c`).
+/// Returns true for arguments that are texts. Characters are, as libtraceevent knows no `%c` (`print_str_arg` in its
+/// `src/event-parse.c`).
 fn is_text(argument: &Argument) -> bool {
     matches!(
         argument.format(),
@@ -88,7 +90,7 @@ fn has_size(argument: &Argument) -> bool {
     matches!(argument.size, 1 | 2 | 4 | 8)
 }
 
-/// Bytes of an argument's field. Text has a word that tells where it is (`__data_loc`).
+/// Returns the bytes of an argument's field. Text has a word that tells where it is (`__data_loc`).
 fn size(argument: &Argument) -> usize {
     let element = if is_text(argument) { 4 } else { argument.size };
     let size = u64::from(element).saturating_mul(argument.elements.max(1).into());
@@ -123,7 +125,7 @@ impl Layout {
         }
     }
 
-    /// The bytes of a record. Texts that don't fit a page are cut.
+    /// Makes the bytes of a record. Texts that don't fit a page are cut.
     pub(super) fn record(
         &self,
         common: [u8; COMMON_SIZE],
@@ -181,7 +183,7 @@ impl Layout {
         }
         let count = texts.len();
         for (at, (word, mut text)) in texts.into_iter().enumerate() {
-            // Each of the remaining texts can have its share, with its NUL.
+            // The remaining texts share the room equally, each with its NUL.
             let room = DATA_MAX.saturating_sub(record.len()) / (count - at);
             text.truncate(room.saturating_sub(1));
             text.push(0);
@@ -194,8 +196,8 @@ impl Layout {
         record
     }
 
-    /// The text of the probe's `format` file (`f_show` in `kernel/trace/trace_events.c`,
-    /// `__set_print_fmt` in `kernel/trace/trace_probe.c`). Places are printed as symbols, unlike there.
+    /// Makes the text of the probe's `format` file (`f_show` in `kernel/trace/trace_events.c`, `__set_print_fmt` in
+    /// `kernel/trace/trace_probe.c`). Places are printed as symbols, unlike there.
     pub(super) fn format(&self, name: &str, is_return: bool, noted: bool) -> String {
         let mut fields = Fields::default();
         let (mut print, mut printed) = if is_return {
@@ -248,7 +250,7 @@ fn push_number(record: &mut Vec<u8>, argument: &Argument, value: &Value) {
     record.extend(bytes.take(usize::try_from(argument.size).unwrap_or(0)));
 }
 
-/// A name that no other field of the event has, those that every event has among them.
+/// Makes a name that no other field of the event has, including those that every event has.
 fn field_name(taken: &mut HashSet<String>, label: &str) -> String {
     let mut name = label.to_owned();
     if name.starts_with("common_") || name.starts_with("__") {
@@ -308,7 +310,7 @@ impl Fields {
             _ => {}
         }
         let signed = argument.format() == ArgumentFormat::Signed;
-        // libtraceevent extends a sign only by these, unlike the kernel.
+        // libtraceevent extends the sign of a number only with these lengths, unlike the kernel.
         let long = match (argument.size, signed) {
             (1, true) => "hh",
             (2, true) => "h",

@@ -28,7 +28,7 @@ const ADDRESSES_MAX: usize = 1 << 16;
 const SYMBOL_MAX: usize = 512;
 /// The number of the kernel's stack records (`TRACE_STACK` in `kernel/trace/trace.h`).
 const STACK_ID: u16 = 4;
-/// The first number of ours; those of the kernel's own events are below.
+/// The first number of vmprobe's events; those of the kernel's own events are below.
 const FIRST_ID: u16 = 2000;
 
 /// `events/header_page` (`ring_buffer_print_page_header` in `kernel/trace/ring_buffer.c`).
@@ -72,8 +72,8 @@ mod flag {
 /// [`Ftrace`](crate::Ftrace). A stack is a record of the kernel's own event `kernel_stack`.
 ///
 /// The file has the symbols of the places in it, at most of 65536 addresses, and the names of at most 65536 tasks.
-/// Records wait in a temporary file until the end. The number of lost events is at the CPU of the next event, as
-/// the protocol tells none. Without any known clock, ticks stand for nanoseconds.
+/// Records wait in a temporary file until the end. The number of lost events is at the CPU of the next event, as the
+/// protocol tells no CPU for it. Without any known clock, ticks stand for nanoseconds.
 pub struct TraceDat<W> {
     out: W,
     names: Names,
@@ -93,7 +93,7 @@ pub struct TraceDat<W> {
     lost: u64,
 }
 
-/// What has a layout of its own.
+/// What a layout is for: each combination has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     probe: u64,
@@ -111,7 +111,7 @@ struct Cpu {
 }
 
 impl<W: Write> TraceDat<W> {
-    /// A writer to `out`. Everything is written at the end.
+    /// Makes a writer to `out`. Everything is written at the end.
     ///
     /// # Errors
     /// There is no temporary file for the records.
@@ -135,7 +135,7 @@ impl<W: Write> TraceDat<W> {
         })
     }
 
-    /// The layout of an event's record. It makes one, and its `format`, for the first event of a kind.
+    /// Returns the layout of an event's record. Makes the layout, and its `format`, for the first event of a kind.
     fn layout(&mut self, event: &Event, key: Key) -> io::Result<&Layout> {
         if !self.layouts.contains_key(&key) {
             let full = || {
@@ -167,8 +167,8 @@ impl<W: Write> TraceDat<W> {
         {
             return;
         }
-        // A reader names an address by the last symbol before it, so an address without a name needs an entry
-        // too, lest it have a wrong one.
+        // A reader names an address by the last symbol before it, so an address without a name needs an entry too.
+        // Otherwise it would have a wrong name.
         let (start, mut name, module) = match self.names.symbol(address) {
             Some(symbol) => (
                 address.wrapping_sub(symbol.offset),
@@ -216,7 +216,7 @@ impl<W: Write> TraceDat<W> {
         Ok(())
     }
 
-    /// Everything before the pages.
+    /// Makes everything before the pages.
     fn header(&self) -> Vec<u8> {
         let mut header = Vec::new();
         // Magic, version, byte order, bytes of a long, size of a page.
@@ -360,14 +360,14 @@ impl<W: Write> Writer for TraceDat<W> {
     }
 }
 
-/// A name in `/proc/kallsyms`, where blanks end it.
+/// Makes a name for `/proc/kallsyms`, where blanks end a name.
 fn word(name: &str) -> String {
     let odd = |c: char| c.is_whitespace() || c.is_control();
     let name = name.chars().map(|c| if odd(c) { '_' } else { c });
     name.take(SYMBOL_MAX).collect()
 }
 
-/// What every record begins with.
+/// Makes the fields that every record begins with.
 fn common(id: u16, context: Option<&Context>) -> [u8; 8] {
     let (mut flags, mut depths, mut pid) = (flag::IRQS_NOSUPPORT, 0, 0);
     if let Some(context) = context {
@@ -393,7 +393,7 @@ fn common(id: u16, context: Option<&Context>) -> [u8; 8] {
     [id_low, id_high, flags, depths, a, b, c, d]
 }
 
-/// A stack's record: `struct stack_entry`, whose `size` is the number of addresses. Frames that don't fit a page
+/// Makes a stack's record: `struct stack_entry`, whose `size` is the number of addresses. Frames that don't fit a page
 /// are left out.
 fn stack(event: &Event) -> Vec<u8> {
     let mut record = common(STACK_ID, event.context.as_ref()).to_vec();
@@ -406,13 +406,13 @@ fn stack(event: &Event) -> Vec<u8> {
     record
 }
 
-/// A number of 32 bits. All that is counted here is bounded far below.
+/// Appends a number of 32 bits. All numbers here have bounds far below that.
 fn push_u32(out: &mut Vec<u8>, number: usize) {
     let number = u32::try_from(number).unwrap_or(u32::MAX);
     out.extend_from_slice(&number.to_le_bytes());
 }
 
-/// A length of 64 bits and a text.
+/// Appends a length of 64 bits and a text.
 fn push_file(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(&(text.len() as u64).to_le_bytes());
     out.extend_from_slice(text.as_bytes());

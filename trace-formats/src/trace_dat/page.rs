@@ -34,7 +34,7 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// An empty page. So many events were lost before its first.
+    /// Makes an empty page, before whose first event `missed` events were lost.
     pub(super) fn new(missed: u64) -> Self {
         Self {
             first: 0,
@@ -44,13 +44,13 @@ impl Page {
         }
     }
 
-    /// Appends a record of at most [`DATA_MAX`] bytes, unless the page has no room for it or can't tell its
+    /// Appends a record of at most [`DATA_MAX`] bytes. Returns false if the page has no room for it or can't tell its
     /// time. An empty page takes it.
     pub(super) fn push(&mut self, time: u64, data: &[u8]) -> bool {
         if self.records.is_empty() {
             (self.first, self.last) = (time, time);
         }
-        // A reader completes an absolute time by the upper bits of the page's.
+        // A reader completes an absolute time with the upper bits of the page's time.
         let absolute = time < self.last;
         if absolute && time >> ABSOLUTE_BITS != self.first >> ABSOLUTE_BITS {
             return false;
@@ -82,7 +82,7 @@ impl Page {
         let end = self.records.len() + (padded - data.len());
         self.records.resize(end, 0);
         if padded == 0 {
-            // No length of 0: that stands for a length of its own.
+            // A length of 0 here says that the length has a word of its own, so it can't stand for empty data.
             self.push_word(0);
         }
         self.last = time;
@@ -98,7 +98,7 @@ impl Page {
         self.records.extend_from_slice(&word.to_le_bytes());
     }
 
-    /// The whole page.
+    /// Returns the whole page.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut commit = self.records.len() as u64;
         if self.missed > 0 {
@@ -116,7 +116,7 @@ impl Page {
     }
 }
 
-/// A record's first word: five bits of type or length, and the time.
+/// Makes a record's first word: five bits of type or length, and the time.
 fn word(kind: u32, delta: u64) -> u32 {
     kind | low_word(delta << 5)
 }

@@ -9,7 +9,7 @@ use vmprobe_proto::v1::{
 use super::*;
 use crate::samples;
 
-/// What trace-cmd makes of the events. `deploy/setup.sh` installs it.
+/// Returns what trace-cmd makes of the events. `deploy/setup.sh` installs it.
 fn report(probes: &[Probe], events: impl IntoIterator<Item = Result<Event, u64>>) -> String {
     report_with(&["-t"], probes, events)
 }

@@ -7,7 +7,7 @@ use super::super::console_watch::KernelReport;
 use super::super::outcome::{Attempt, Check, Coverage, End, JobResult};
 use super::super::standing::Standing;
 
-/// All results.
+/// Makes the report of all results.
 pub fn report(results: &[JobResult]) -> Value {
     let failed = results.iter().filter(|result| !result.passed()).count();
     json!({

@@ -5,7 +5,7 @@ use vmprobe_kernel_log::ktap::{Case, Outcome};
 
 use super::super::outcome::{Attempt, Check, JobResult, outcome};
 
-/// All results.
+/// Makes the report of all results.
 pub fn report(results: &[JobResult]) -> Report {
     let mut report = Report::new("vmprobe ci");
     report.set_time(results.iter().map(JobResult::time).sum());
@@ -23,7 +23,7 @@ fn suite(result: &JobResult) -> TestSuite {
         let mut case = TestCase::new(&*check.name, status_of(check, last));
         case.set_classname(&*result.name);
         if number == 0 {
-            // The first is the run as a whole.
+            // The first check is about the run as a whole.
             case.set_time(last.time);
             case.status.add_reruns(before.iter().map(rerun));
         }

@@ -7,7 +7,7 @@ use super::super::outcome::{Attempt, JobResult};
 const STACK: usize = 12;
 const TAIL: usize = 20;
 
-/// A job's result: one line, and of one that has failed, why.
+/// Returns a job's result: one line, and the reasons if it has failed.
 pub fn job(result: &JobResult) -> Vec<String> {
     let word = match (result.passed(), result.is_flaky()) {
         (true, false) => "pass",
@@ -65,7 +65,7 @@ fn part(lines: &mut Vec<String>, name: &str, all: &[String]) {
     lines.extend(last.map(|line| format!("    {line}")));
 }
 
-/// How many tests have passed, and how many not.
+/// Returns how many tests have passed, and how many not.
 pub fn tests(attempt: &Attempt) -> String {
     let all = attempt.cases.len();
     let is_failure = |case: &&vmprobe_kernel_log::ktap::Case| case.outcome.is_failure();
@@ -76,7 +76,7 @@ pub fn tests(attempt: &Attempt) -> String {
     }
 }
 
-/// The last line.
+/// Returns the last line.
 pub fn summary(results: &[JobResult]) -> String {
     let passed = results.iter().filter(|result| result.passed()).count();
     let flaky = results.iter().filter(|result| result.is_flaky()).count();

@@ -1,4 +1,4 @@
-//! How long the calls take that return probes report, on the average.
+//! The average time of the calls that return probes report.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,8 +32,8 @@ impl Latencies {
         }
     }
 
-    /// Follows those of the probes that tell of returns, in place of those before. What can't be followed has
-    /// no latency.
+    /// Follows those of these probes that report returns, in place of the probes before. Probes that can't be followed
+    /// have no latency.
     pub async fn watch(&mut self, probes: &[Probe]) {
         let returns = probes.iter().filter(|probe| tells_returns(probe));
         let ids: Vec<u64> = returns.map(|probe| probe.id).collect();
@@ -51,7 +51,7 @@ impl Latencies {
         }
     }
 
-    /// The average of each probe's calls since the last time, in nanoseconds.
+    /// Returns the average of each probe's calls since the last time, in nanoseconds.
     pub fn take(&self) -> HashMap<u64, u64> {
         let sums = std::mem::take(&mut *self.sums.lock().unwrap_or_else(PoisonError::into_inner));
         let average = |(id, (sum, count)): (u64, (u128, u64))| {

@@ -19,7 +19,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// The probes now.
+    /// Makes a sample of the probes now.
     pub fn new(probes: &[Probe], latencies: HashMap<u64, u64>) -> Self {
         Self {
             probes: probes.to_vec(),
@@ -32,12 +32,12 @@ impl Sample {
         &self.probes
     }
 
-    /// Whether nothing was looked at yet.
+    /// Returns true if nothing was looked at yet.
     pub fn is_first(&self) -> bool {
         self.at.is_none()
     }
 
-    /// Hits and exits of all probes a second.
+    /// Returns hits and exits of all probes a second.
     pub fn totals(&self, before: &Self) -> (u64, u64) {
         let time = self.since(before);
         let old = before.by_id();
@@ -65,12 +65,13 @@ const HEADINGS: [&str; 9] = [
 ];
 const RIGHT: [usize; 5] = [2, 3, 4, 5, 7];
 
-/// A line for each probe under headings, the busiest first.
+/// Returns a line for each probe under headings, the busiest first.
 pub fn table(now: &Sample, before: &Sample) -> Vec<String> {
     rows(now, before, now.since(before))
 }
 
-/// A JSON object for each probe, the busiest first: those of the table, with times in nanoseconds.
+/// Returns a JSON object for each probe, the busiest first: those of the table, with times in
+/// nanoseconds.
 pub fn json_lines(now: &Sample, before: &Sample) -> Vec<String> {
     let time = now.since(before);
     let value = |(probe, hits, exits): (&Probe, u64, u64)| {
@@ -89,7 +90,7 @@ pub fn json_lines(now: &Sample, before: &Sample) -> Vec<String> {
     values.map(|value| value.to_string()).collect()
 }
 
-/// The probes with their hits and exits between the samples, the busiest first.
+/// Returns the probes with their hits and exits between the samples, the busiest first.
 fn by_hits<'a>(now: &'a Sample, before: &Sample) -> Vec<(&'a Probe, u64, u64)> {
     let old = before.by_id();
     let mut probes: Vec<(&Probe, u64, u64)> = now
@@ -128,7 +129,7 @@ fn rows(now: &Sample, before: &Sample, time: Duration) -> Vec<String> {
     render::table(&rows, &RIGHT)
 }
 
-/// Hits and exits since the sample before; none of a probe that is new in it.
+/// Returns hits and exits since the sample before; none of a probe that is new in it.
 fn grown(probe: &Probe, old: &HashMap<u64, &Probe>) -> (u64, u64) {
     old.get(&probe.id).map_or((0, 0), |old| {
         (
@@ -138,14 +139,14 @@ fn grown(probe: &Probe, old: &HashMap<u64, &Probe>) -> (u64, u64) {
     })
 }
 
-/// Rounded to whole ones.
+/// Returns a rate, rounded to a whole number.
 fn per_second(count: u64, time: Duration) -> u64 {
     let rate =
         (u128::from(count) * 1_000_000_000 + time.as_nanos() / 2).checked_div(time.as_nanos());
     u64::try_from(rate.unwrap_or(0)).unwrap_or(u64::MAX)
 }
 
-/// Such as `512ns`, `1.5µs` or `33.6ms`.
+/// Returns a duration such as `512ns`, `1.5µs` or `33.6ms`.
 fn duration(ns: u64) -> String {
     format!("{:.1?}", Duration::from_nanos(ns))
 }

@@ -7,7 +7,7 @@ use rustix::termios::tcgetwinsize;
 
 use crate::failure::Failure;
 
-/// What terminals have whose size isn't known.
+/// The size that is taken for a terminal whose size isn't known.
 const SIZE: (usize, usize) = (24, 80);
 
 /// The terminal's second screen, until this is dropped.
@@ -34,7 +34,7 @@ impl Drop for Screen {
     }
 }
 
-/// Rows and columns.
+/// Returns rows and columns.
 fn size() -> (usize, usize) {
     match tcgetwinsize(stdout()) {
         Ok(size) if size.ws_row > 0 && size.ws_col > 0 => (size.ws_row.into(), size.ws_col.into()),
@@ -42,7 +42,7 @@ fn size() -> (usize, usize) {
     }
 }
 
-/// Each line ends with clearing the rest of its row, so that nothing flickers.
+/// Makes the text of a picture. Each line ends by clearing the rest of its row, so that nothing flickers.
 fn picture(title: &str, lines: &[String], (rows, columns): (usize, usize)) -> String {
     let all = [title, ""]
         .into_iter()

@@ -9,7 +9,7 @@ const NAMES: usize = 0xa00;
 /// Exported functions by their names and offsets.
 const EXPORTED: [(&str, usize); 3] = [("one", 0x10), ("two", 0x20), ("three", 0x30)];
 
-/// An image without symbols.
+/// Makes an image without symbols.
 fn image() -> Vec<u8> {
     let mut data = vec![0x90; TEXT_LEN as usize];
     let banner = b"Linux version 6.1.0-test (builder)\n\0";
@@ -43,7 +43,7 @@ const SYMBOLS: [(usize, char, &str); 9] = [
     (EXPORTS + 36, 'R', "__stop___ksymtab"),
 ];
 
-/// A `System.map` of symbols, changed by `change`.
+/// Makes a `System.map` of symbols, changed by `change`.
 fn map(change: impl Fn(&str, usize) -> usize) -> String {
     let line = |(offset, kind, name): (usize, char, &str)| {
         let address = TEXT + change(name, offset) as u64;
@@ -136,7 +136,7 @@ fn files_that_are_no_symbols_are_told_apart() {
     }
 }
 
-/// A vmlinux with a note that holds this build ID.
+/// Makes a vmlinux with a note that holds this build ID.
 fn with_build_id(mut file: Vec<u8>, id: [u8; 20]) -> Vec<u8> {
     let note = file.len() as u64;
     for word in [4_u32, 20, 3] {

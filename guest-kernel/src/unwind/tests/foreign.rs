@@ -3,7 +3,7 @@ use super::*;
 const LEAF: u64 = 0x100;
 const OUTERMOST: u64 = 0x400;
 const INTERRUPT: u64 = 0x500;
-/// Our code.
+/// Where inserted code is.
 const OURS: u64 = 0xffff_ffff_1000_0000;
 
 fn table() -> Unwinder {
@@ -14,7 +14,7 @@ fn table() -> Unwinder {
     ])))
 }
 
-/// Unwinds with one place of ours: its address, the slot that it must be asked for, and what it stands for.
+/// Unwinds with one inserted place: its address, the slot that the walk must ask for, and what the place stands for.
 fn walk_with(
     words: &Words,
     start: &Registers,
@@ -157,7 +157,7 @@ fn code_that_was_put_between_leads_to_what_a_replaced_return_address_was() {
                 original: GuestVirtAddr(OURS + 8),
                 sp: GuestVirtAddr(STACK + 0x300),
             }),
-            // The address was at the place that has been passed by.
+            // The return address was in the slot that the walk has just passed, right below the stack pointer.
             (at, slot) if (at, slot) == (OURS + 8, STACK + 0x2f8) => Some(returned(LEAF)),
             _ => None,
         },

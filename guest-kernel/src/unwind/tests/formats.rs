@@ -94,7 +94,7 @@ fn the_register_that_most_entries_use_is_rsp() {
     assert_eq!(table(&[]), Numbers::Sp5);
 }
 
-/// The kernel's type, with these fields behind the registers. Fields: name, first bit, bits.
+/// Makes the kernel's type, with these fields behind the registers. Fields: name, first bit, bits.
 fn types(size: u32, fields: &[(&'static str, u32, u32)]) -> Btf {
     let mut b = Builder::new();
     let short = b.int("short", 2);

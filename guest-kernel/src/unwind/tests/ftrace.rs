@@ -4,7 +4,7 @@ use crate::symbols::synthetic::unstripped;
 
 const LEAF: u64 = 0x100;
 const OUTERMOST: u64 = 0x400;
-/// `ftrace_caller` and `ftrace_regs_caller`, where the return address is so far above RSP behind their call.
+/// `ftrace_caller` and `ftrace_regs_caller`; behind each, how far above RSP the return address is after their call.
 const CALLER: u64 = 0x600;
 const CALLER_FRAME: u64 = 0xb0;
 const REGS_CALLER: u64 = 0x700;
@@ -57,7 +57,7 @@ fn table() -> Unwinder {
     }
 }
 
-/// The list of ftrace's users: where the code of each is, and its flags.
+/// Makes the list of ftrace's users: where the code of each is, and its flags.
 fn users(users: &[(u64, u64)]) -> Words {
     let (mut words, mut link) = (Words::new(), TEXT + LIST);
     for ((start, flags), i) in users.iter().zip(0..) {
@@ -72,7 +72,7 @@ fn users(users: &[(u64, u64)]) -> Words {
     words.put(link, &[0])
 }
 
-/// Unwinds a function that the code at `copy` calls with so much on the stack, for which a frame pointer would lead
+/// Unwinds a function that the code at `copy` calls, with `frame` bytes on the stack; a frame pointer would lead
 /// elsewhere. Returns the trace and how often the list was read.
 fn through(copy: u64, frame: u64, kernel: &Words) -> (StackTrace, usize) {
     let stack = Words::new()

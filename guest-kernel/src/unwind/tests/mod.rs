@@ -43,7 +43,7 @@ pub(super) const FORMAT: Format = Format {
     numbers: Numbers::Sp5,
 };
 
-/// An entry in that form.
+/// Encodes an entry in that form.
 pub(super) fn encode(entry: OrcEntry) -> [u8; ENTRY_LEN] {
     let base = |base| match base {
         Base::Undefined => 0,
@@ -73,7 +73,7 @@ pub(super) fn encode(entry: OrcEntry) -> [u8; ENTRY_LEN] {
     [s0, s1, b0, b1, bases, frame | u8::from(entry.signal) << 3]
 }
 
-/// The two halves of a table at an address. Entries: where the code is, and the entry.
+/// Makes the two halves of a table at an address. Entries: where the code is, and the entry.
 pub(super) fn halves(address: u64, entries: &[(u64, OrcEntry)]) -> (Vec<u8>, Vec<u8>) {
     let distance = |(at, i): (u64, u64)| at.wrapping_sub(address + i * 4) as i32;
     let ips = entries
@@ -84,7 +84,7 @@ pub(super) fn halves(address: u64, entries: &[(u64, OrcEntry)]) -> (Vec<u8>, Vec
     (ips.collect(), kinds.collect())
 }
 
-/// A table for the text. Entries: where the code is from its start, and the entry.
+/// Makes a table for the text. Entries: where the code is from its start, and the entry.
 pub(super) fn orc(entries: &[(u64, OrcEntry)]) -> Orc {
     let entries: Vec<_> = entries.iter().map(|(at, e)| (TEXT + at, *e)).collect();
     let (ips, kinds) = halves(TEXT + 0x10000, &entries);
@@ -100,7 +100,7 @@ fn text() -> Range<GuestVirtAddr> {
     GuestVirtAddr(TEXT)..GuestVirtAddr(TEXT + TEXT_LEN)
 }
 
-/// An unwinder with such a table, or by frame pointers.
+/// Makes an unwinder with such a table, or by frame pointers.
 pub(super) fn unwinder(table: Option<Orc>) -> Unwinder {
     Unwinder {
         image: table.map(Arc::new),
@@ -112,7 +112,7 @@ pub(super) fn unwinder(table: Option<Orc>) -> Unwinder {
     }
 }
 
-/// A call frame whose caller's stack pointer is so far above RSP.
+/// Makes a call frame whose caller's stack pointer is `sp_offset` bytes above RSP.
 pub(super) fn call(sp_offset: i16) -> OrcEntry {
     OrcEntry {
         sp_offset,
@@ -120,7 +120,7 @@ pub(super) fn call(sp_offset: i16) -> OrcEntry {
     }
 }
 
-/// An entry without an RBP.
+/// Makes an entry without an RBP.
 pub(super) fn entry(frame: FrameType, sp: Base, sp_offset: i16) -> OrcEntry {
     OrcEntry {
         sp,
@@ -147,7 +147,7 @@ pub(super) const END: OrcEntry = OrcEntry {
 pub(super) struct Words(pub(super) BTreeMap<u64, u64>);
 
 impl Words {
-    /// Nothing.
+    /// Makes empty memory.
     pub(super) fn new() -> Self {
         Self::default()
     }
@@ -176,7 +176,7 @@ impl Words {
 pub(super) const KERNEL_CS: u64 = 0x10;
 pub(super) const USER_CS: u64 = 0x33;
 
-/// Registers of code at so much from the start of the text.
+/// Makes the registers of code at an offset from the start of the text.
 pub(super) fn at(offset: u64, rsp: u64, rbp: u64) -> Registers {
     Registers {
         rip: TEXT + offset,
@@ -186,7 +186,7 @@ pub(super) fn at(offset: u64, rsp: u64, rbp: u64) -> Registers {
     }
 }
 
-/// Unwinds, with nothing put between and no task.
+/// Unwinds, with nothing inserted and no task.
 pub(super) fn walk(unwinder: &Unwinder, words: &Words, start: &Registers) -> StackTrace {
     let around = Surroundings {
         memory: &mut |at| words.read(at),
@@ -197,7 +197,7 @@ pub(super) fn walk(unwinder: &Unwinder, words: &Words, start: &Registers) -> Sta
     unwinder.unwind(start, around, 64)
 }
 
-/// The addresses of a trace, from the start of the text.
+/// Returns the addresses of a trace, from the start of the text.
 pub(super) fn offsets(trace: &StackTrace) -> Vec<u64> {
     let offset = |at: &GuestVirtAddr| at.0.wrapping_sub(TEXT);
     trace.addresses.iter().map(offset).collect()

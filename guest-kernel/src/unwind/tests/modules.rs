@@ -48,7 +48,7 @@ fn module() -> Module {
     }
 }
 
-/// A guest whose module says so of its table.
+/// Makes a guest whose module has these values for its table.
 fn memory(count: u32, ips: u64, entries: u64) -> TestMemory {
     let memory = TestMemory::new(0x6000);
     let write = |at, bytes: &[u8]| memory.write(GuestPhysAddr(at), bytes).unwrap();
@@ -175,7 +175,7 @@ fn what_is_in_the_modules_space_and_in_no_known_module_is_lacking() {
     let mut unwinder = kernel();
     let lacks = |unwinder: &Unwinder, at: u64| unwinder.lacks(GuestVirtAddr(at));
     assert!(lacks(&unwinder, SPACE) && !lacks(&unwinder, TEXT) && !lacks(&unwinder, CODE));
-    // One without a table has code all the same.
+    // A module without a table has code all the same.
     let module = Module {
         text: range(SPACE),
         ..module()

@@ -82,7 +82,7 @@ proptest! {
         // A caller's stack pointer is above, but for a few changes of stacks.
         prop_assert!(trace.addresses.len() <= 9 * 64 + 10);
         prop_assert!(reads <= trace.addresses.len() * 8);
-        // Less was wanted: the same, cut off.
+        // With a smaller limit the trace is the same, cut off.
         let around = Surroundings {
             memory: &mut |at| captured.read(at),
             kernel: &mut |_| None,

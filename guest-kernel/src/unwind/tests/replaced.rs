@@ -82,7 +82,7 @@ fn trace(unwinder: &Unwinder, words: &Words, task: Option<u64>) -> StackTrace {
     trace
 }
 
-/// A stack on which two return addresses were replaced by a trampoline.
+/// Makes a stack on which two return addresses were replaced by a trampoline.
 fn stack(trampoline: u64) -> Words {
     Words::new()
         .put(STACK, &[TEXT + trampoline, TEXT + LEAF + 2])
@@ -91,7 +91,7 @@ fn stack(trampoline: u64) -> Words {
 
 const EXPECTED: [u64; 5] = [LEAF, LEAF + 1, LEAF + 2, LEAF + 3, OUTERMOST + 1];
 
-/// Nodes of a list: what was there, and where.
+/// Makes the nodes of a list: what was there, and where.
 fn list(mut words: Words, nodes: &[(u64, u64)]) -> Words {
     let mut link = TASK + 0x40;
     for ((original, slot), i) in nodes.iter().zip(0..) {
@@ -133,7 +133,7 @@ fn what_the_function_graph_tracer_replaced_is_found_on_its_stack() {
         entry(LEAF + 3, STACK + 16),
         entry(LEAF + 1, STACK),
     ];
-    // Functions that jumped to another one, which then was called.
+    // Functions that another one jumped to, and which were called then.
     entries.extend([entry(GRAPH, STACK); 9]);
     let used = entries.concat();
     let unused = entry(LEAF + 8, STACK);
@@ -209,7 +209,7 @@ fn a_list_is_gone_through_once_however_many_were_replaced() {
 #[test]
 fn trampolines_of_the_kernel_and_others_can_replace_each_other() {
     let ours = 0xffff_ffff_1000_0000;
-    // One of ours took the place of the kernel's, or the other way round.
+    // One of vmprobe's trampolines took the place of the kernel's, or the other way round.
     for (slot, foreign, node) in [
         (ours, TEXT + RETHOOK, TEXT + LEAF + 1),
         (TEXT + RETHOOK, TEXT + LEAF + 1, ours),

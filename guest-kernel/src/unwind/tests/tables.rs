@@ -77,7 +77,7 @@ fn damaged_tables_are_refused() {
     far.extend(i32::MAX.to_le_bytes());
     let found = read(&far, &[0; 12]);
     assert!(matches!(found, Err(OrcError::Damaged { .. })), "{found:?}");
-    // One kind more than have numbers.
+    // One kind more than there are numbers for.
     let count = (1 << 16) + 1;
     let kinds: Vec<_> = (0_u32..count)
         .flat_map(|i| [i as u8, (i >> 8) as u8, (i >> 16) as u8, 0, 5, 2])
@@ -88,8 +88,7 @@ fn damaged_tables_are_refused() {
     assert_eq!(read(&ips[4..], &kinds[6..]), Ok(1 << 16));
 }
 
-/// A vmlinux with such a banner, and a table between these symbols: where it starts and how long its halves
-/// are.
+/// Makes a vmlinux with such a banner, and a table between these symbols: where it starts and how long its halves are.
 fn kernel(release: &str, bounds: &[(&str, u64)], entries: &[(u64, OrcEntry)]) -> Vec<u8> {
     let entries: Vec<_> = entries.iter().map(|(at, e)| (TEXT + at, *e)).collect();
     let (ips, kinds) = halves(TEXT + TABLE, &entries);

@@ -232,7 +232,7 @@ fn registers_of_interrupted_code_are_found_on_the_stack() {
 
 #[test]
 fn an_interrupt_s_entry_that_is_interrupted_leaves_registers_known() {
-    // A whole set came into the entry, which has only what the processor pushed so far.
+    // An interrupt with a whole `struct pt_regs` came into the entry, which has only what the processor pushed so far.
     let regs = STACK + 0x10;
     let pushed = [text(SPECIAL), KERNEL_CS, 2, STACK + 0x400, 0x18];
     let words = Words::new()
@@ -320,7 +320,7 @@ fn a_circle_ends() {
     let trace = walk(&plain(), &words, &at(FRAME + 4, STACK - 8, STACK));
     assert_eq!(trace.end, TraceEnd::Circular);
     assert!(trace.addresses.len() < 24, "{trace:?}");
-    // A function that never leaves its stack pointer.
+    // A function whose caller has the same stack pointer.
     let words = Words::new().put(STACK - 8, &[text(SPECIAL + 1)]);
     let trace = walk(&table(call(0)), &words, &at(SPECIAL, STACK, 0));
     assert_eq!(trace.end, TraceEnd::Circular);

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{ARGUMENTS_MAX, STACK_DEFAULT, STACK_MAX, is_pattern};
 
-/// What a definition's words behind the place ask for.
+/// Returns what a definition's words behind the place ask for.
 fn asked(text: &str) -> (Vec<String>, u32, String) {
     let spec = parse(text).expect(text);
     (spec.arguments, spec.stack, spec.filter)

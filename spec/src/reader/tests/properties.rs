@@ -185,7 +185,7 @@ proptest! {
         stack in 0..=64_u32,
         filter in "(comm == 'sh'( && a < -[1-9]{1,4})?)?",
     ) {
-        // Names that are there once.
+        // Each name is there once.
         let arguments = (0..).zip(arguments).map(|(index, text)| format!("a{index}={text}")).collect();
         let options = Some(options).filter(|options| *options != ProbeOptions::default());
         let enabled = disabled.then_some(false);

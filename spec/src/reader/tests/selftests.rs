@@ -109,7 +109,7 @@ const TAKEN: [(&str, &str); 61] = [
     ("kprobe_args_syntax", "p vfs_read %ax:x16"),
     ("kprobe_args_syntax", "p vfs_read $comm:string"),
     ("kprobe_args_syntax", "p vfs_read +0($stack):string"),
-    // What it refuses for a symbol that isn't there has nothing wrong with its text.
+    // The kernel refuses this for a symbol that isn't there; its text has nothing wrong with it.
     ("kprobe_args_syntax", "p vfs_read @deaqswdefr"),
     (
         "kprobe_args_type",
@@ -150,7 +150,7 @@ const TAKEN: [(&str, &str); 61] = [
     ),
     ("kprobe_multiprobe", "p:kprobes/testevent do_exit"),
     ("kprobe_multiprobe", "-:kprobes/testevent kernel_clone"),
-    // Who knows the guest's symbols refuses it.
+    // The code that knows the guest's symbols refuses it.
     ("kprobe_non_uniq_symbol", "p:test_non_unique name_show"),
     ("kprobe_opt_types", "p:testprobe kernel_clone+17"),
     ("kretprobe_args", "r:testprobe2 kernel_clone $retval"),
