@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 /// How long the counter's rate is measured.
 const CALIBRATION: Duration = Duration::from_millis(200);
-/// Readings to find out what one costs.
+/// Readings by which the cost of one is found.
 const READINGS: usize = 100_001;
 
-/// The counter: its rate, and what two readings take.
+/// The counter: its rate, and the ticks of two readings.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     ticks_a_ns: f64,
@@ -32,13 +32,13 @@ impl Clock {
         }
     }
 
-    /// Runs something and says how many ticks it took, the clock's own left out.
+    /// Runs something and returns how many ticks it took, without the clock's own.
     pub fn time<R>(&self, work: impl FnOnce() -> R) -> (u64, R) {
         let (ticks, result) = raw(work);
         (self.without_own(ticks, 1), result)
     }
 
-    /// Ticks without those that so many pairs of readings take.
+    /// Returns `ticks` without those that `pairs` pairs of readings take.
     pub fn without_own(&self, ticks: u64, pairs: u64) -> u64 {
         ticks.saturating_sub(self.own * pairs)
     }
@@ -53,7 +53,7 @@ impl Clock {
         ticks as f64 / self.ticks_a_ns
     }
 
-    /// What the clock's own two readings take, in nanoseconds. It is left out already.
+    /// The time of the clock's own two readings, in nanoseconds. Results don't include it.
     pub fn own_nanoseconds(&self) -> f64 {
         self.nanoseconds(self.own)
     }

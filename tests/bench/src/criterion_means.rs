@@ -17,7 +17,8 @@ struct Estimate {
     point_estimate: f64,
 }
 
-/// The mean of a benchmark in nanoseconds; `folder` is criterion's. None if it has not run.
+/// Returns the mean of a benchmark in nanoseconds; `None` if it has not run. `folder` is
+/// criterion's.
 pub fn read(folder: &Path, name: &str) -> Option<f64> {
     let file = folder.join(GROUP).join(name).join("new/estimates.json");
     let estimates: Estimates = serde_json::from_slice(&std::fs::read(file).ok()?).ok()?;

@@ -1,4 +1,4 @@
-//! What the engine makes of a probe on an instruction.
+//! The outcome of a probe on an instruction.
 
 use guest_state::GuestVirtAddr;
 use probe_engine::engine::Engine;
@@ -7,12 +7,12 @@ use probe_engine::probe::{Options, Place, ProbeInfo, ProbeKind, ProbeSpec, Strat
 
 use crate::guest::Guest;
 
-/// What came of it.
+/// The outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
     /// It was registered.
     Probed(Box<ProbeInfo>),
-    /// It was refused, in short for this reason.
+    /// It was refused; a short form of the reason.
     Refused(String),
 }
 
@@ -45,8 +45,8 @@ pub fn of_instruction(
     }
 }
 
-/// As [`of_instruction`], for the function that begins there: its entry is behind what has to stay
-/// as it is.
+/// As [`of_instruction`], for the function that begins there: a probe on its entry goes behind the
+/// instructions that have to stay as they are.
 ///
 /// # Errors
 /// It can't be removed.
@@ -68,7 +68,7 @@ fn register(engine: &Engine, guest: &Guest, at: GuestVirtAddr) -> Result<ProbeIn
     })
 }
 
-/// Whether a hit costs one exit.
+/// Returns true if a hit costs one exit.
 pub fn is_one_exit(strategy: Strategy) -> bool {
     matches!(strategy, Strategy::Emulate | Strategy::Boost)
 }

@@ -15,7 +15,7 @@ use crate::stops::{FUNCTION, Loop, kernel};
 const VM: &str = "fleet";
 /// Probes of each guest.
 const PROBES: usize = 1000;
-/// Servers: what one takes says what many cost each other.
+/// Numbers of servers. The difference between one and many is what they cost each other.
 const HOSTS: [usize; 2] = [1, 50];
 /// Registrations; the figure is that of the one in the middle.
 const ROUNDS: usize = 5;
@@ -74,7 +74,7 @@ async fn server(program: &Path) -> Result<Running, FleetError> {
     Ok(running)
 }
 
-/// The time until the last VM has its probes.
+/// Measures the time until the last VM has its probes.
 async fn register(servers: &[Running]) -> Result<Entry, FleetError> {
     let mut times = Vec::new();
     for _ in 0..ROUNDS {

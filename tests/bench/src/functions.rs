@@ -12,12 +12,12 @@ pub struct Function {
     pub start: GuestVirtAddr,
     /// Bytes to the next symbol.
     pub size: u64,
-    /// Whether it is a function that is called, and not a piece that the compiler split from one,
-    /// or the room for patches before one: those have no entry.
+    /// True if it is a function that is called. A part that the compiler split off, and the padding before a function,
+    /// have no entry.
     pub has_entry: bool,
-    /// Whether it is such room.
+    /// True if it is such padding.
     pub is_padding: bool,
-    /// Whether the kernel frees it after its start.
+    /// True if the kernel frees it after its start.
     pub is_init: bool,
 }
 
@@ -46,12 +46,14 @@ pub fn all(symbols: &Symbols) -> Vec<Function> {
     found
 }
 
-/// `.cold` is what GCC moved out of a function; jumps lead into that, no call.
+/// Returns true if a function of this name is called. `.cold` is what GCC moved out of a function: jumps lead to it, no
+/// call.
 fn has_entry(name: &str) -> bool {
     !name.contains(".cold") && !is_padding(name)
 }
 
-/// `__pfx_` and `__cfi_` name the padding before a function (`FUNCTION_PADDING_BYTES`, Linux 6.2 on).
+/// Returns true if the name is one of the padding before a function, `__pfx_` or `__cfi_` (`FUNCTION_PADDING_BYTES`,
+/// Linux 6.2 on).
 fn is_padding(name: &str) -> bool {
     name.starts_with("__pfx_") || name.starts_with("__cfi_")
 }

@@ -12,7 +12,7 @@ use vmm::{GuestRam, RamError};
 
 use crate::image::Image;
 
-/// MiB of the guest's own memory: a kernel and some more.
+/// MiB of the guest's own memory: more than a kernel needs.
 const RAM_MIB: u64 = 256;
 /// Three page tables of ours.
 const TABLES: u64 = 0xa000;
@@ -52,7 +52,7 @@ pub enum GuestError {
 pub struct Guest {
     /// Its memory.
     pub ram: GuestRam,
-    /// The vCPU as it is before every hit, but for RIP: every general register points into the stack.
+    /// The vCPU as it is before every hit, except for RIP: every general register points into the stack.
     pub vcpu: TestVcpu,
 }
 

@@ -40,7 +40,7 @@ pub enum InProcessError {
     Client(#[from] ClientError),
 }
 
-/// How clients come to a server.
+/// How clients connect to a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     /// By TCP as it is.
@@ -52,20 +52,20 @@ pub enum Transport {
 /// A server that runs until it is told to end.
 #[derive(Debug)]
 pub struct Running {
-    /// Where clients come to.
+    /// Where clients connect.
     pub endpoint: String,
     /// Where its metrics and its status page are, in plain text.
     pub metrics: String,
-    /// Who its clients are.
+    /// The credentials of its clients.
     pub credentials: Credentials,
-    /// The ways to publish events of its VMs, if they run in this process.
+    /// Publish events of its VMs, if they run in this process.
     pub publishers: Publishers,
     end: oneshot::Sender<()>,
     serving: JoinHandle<Result<(), ServeError>>,
 }
 
 impl Running {
-    /// Starts one, with its VMs in this process or in those of a program.
+    /// Starts one, with its VMs in this process or in processes of a program.
     ///
     /// # Errors
     /// There are no certificates, or it doesn't start.
@@ -80,7 +80,7 @@ impl Running {
         };
         let mut settings = Settings::default();
         settings.files.read = vec!["/".into()];
-        // These guests have no page tables of a kernel, which is no surprise.
+        // These guests have no page tables of a kernel, which the server would warn about.
         settings.log.log_level = Some("error".to_owned());
         let any_port = || ListenAddress::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let mut options = ServeOptions::new(any_port(), settings, program);
@@ -96,9 +96,9 @@ impl Running {
         let metrics = server.metrics_endpoints()[0].clone();
         let (end, ended) = oneshot::channel::<()>();
         let serving = tokio::spawn(async move {
-            // The server looks at its certificates again and again.
+            // The server reads its certificates again and again, so their folder stays.
             let _folder = folder;
-            // Also when nobody is left to say so.
+            // It also ends if the sender is gone.
             server.serve(async { drop(ended.await) }).await
         });
         Ok(Self {
@@ -122,12 +122,12 @@ impl Running {
     /// Ends it, with its VMs.
     pub async fn end(self) {
         drop(self.end);
-        // Its errors are those of the calls before.
+        // Its errors have been reported by the calls before.
         let _ = self.serving.await;
     }
 }
 
-/// Lets clients come by TLS only, one of whom has the credentials.
+/// Lets clients connect by TLS only, one of which has the returned credentials.
 fn certified(options: &mut ServeOptions, folder: &Path) -> Result<Credentials, InProcessError> {
     const CLIENT: &str = "bench";
     let authority = Authority::new()?;
@@ -155,7 +155,7 @@ fn certified(options: &mut ServeOptions, folder: &Path) -> Result<Credentials, I
     })
 }
 
-/// Does some work with a server of its own and a client of it by plain text. The server ends afterwards.
+/// Does some work with a server of its own and a client of it in plain text. The server ends afterwards.
 ///
 /// # Errors
 /// The server doesn't start, can't be reached, or the work fails.

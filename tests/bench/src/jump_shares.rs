@@ -18,16 +18,16 @@ use crate::shares::{self, Moment, SharesError, Survey};
 const DETOUR: usize = 256;
 /// Where the arena's GiB of code begins.
 const CODE: GuestVirtAddr = GuestVirtAddr(0xffff_ffff_4000_0000);
-/// Bytes that a region can have at most, with padding and what is beyond it.
+/// The most bytes that a region can have, with padding and what is behind it.
 const AHEAD: usize = 96;
-/// As many as a user might ask for, to say what they take.
+/// A large number of jumps that a user might ask for; the report has the memory that they take.
 const MANY: u64 = 10_000;
 /// Least share of entries, in percent (BN07).
 const ENTRIES: f64 = 99.0;
 /// Least share of instructions, in percent (BN08).
 const INSTRUCTIONS: f64 = 90.0;
 
-/// What became of those that can be probed.
+/// The outcomes of probes.
 #[derive(Debug, Default)]
 struct Tally {
     jumps: u64,
@@ -107,7 +107,7 @@ impl<'a> Text<'a> {
         detour::region(at, &ground)
     }
 
-    /// Makes the instruction at `at` a jump, with a detour beside all those that there are.
+    /// Makes the instruction at `at` a jump, with a detour beside those of all other jumps.
     fn jump(&mut self, at: GuestVirtAddr) -> Result<(), NoJump> {
         let pattern = Pattern::of(&self.region(at)?);
         let placed = self.space.place(at, pattern, DETOUR);
@@ -116,7 +116,7 @@ impl<'a> Text<'a> {
         Ok(())
     }
 
-    /// Whether that could be done.
+    /// Returns why that couldn't be done, if so. Changes nothing.
     fn could_jump(&mut self, at: GuestVirtAddr) -> Result<(), NoJump> {
         if self.jumps.contains(&at) {
             return Ok(());
@@ -132,8 +132,8 @@ fn no_address() -> NoJump {
     NoJump::NoAddress { reason }
 }
 
-/// How many of the entries that can be probed become jumps, all at once, and then how many of all
-/// instructions of one function of `every`, each for itself beside those.
+/// Measures how many of the entries that can be probed become jumps, all at once. Then measures how
+/// many instructions of every `every`th function could be jumps, each alone beside those.
 ///
 /// # Errors
 /// See [`SharesError`].

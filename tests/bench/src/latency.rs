@@ -17,14 +17,14 @@ const ROUNDS: usize = 5;
 pub struct Figures {
     /// Nanoseconds that half of the hits took at most.
     pub p50: f64,
-    /// And 99 of 100.
+    /// The same for 99 of 100.
     pub p99: f64,
 }
 
-/// What all rounds came to.
+/// The figures of all rounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
-    /// Of the round in the middle, for each by itself.
+    /// The figures of the round in the middle, separately for each.
     pub median: Figures,
     /// The lowest and the highest 99th percentile of a round.
     pub p99_range: (f64, f64),
@@ -93,7 +93,7 @@ fn rounds<const N: usize>(
     for number in 0..=ROUNDS {
         let _client = server.map(Server::client);
         let figures = round()?;
-        // The first warms caches and branch predictors up.
+        // The first round warms up caches and branch predictors.
         if number > 0 {
             all.push(figures);
         }
@@ -125,7 +125,7 @@ fn resumed(action: Action, at: guest_state::GuestVirtAddr) -> Result<(), Scenari
     }
 }
 
-/// One that counts ticks to three digits, up to 2^40.
+/// A histogram of ticks to three digits, up to 2^40.
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 1 << 40, 3)
         .unwrap_or_else(|_| unreachable!("the bounds are valid"))

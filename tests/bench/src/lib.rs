@@ -1,8 +1,8 @@
 //! What probes cost, measured without a guest that runs: the engine alone, on Debian's kernels
 //! unpacked into memory.
 //!
-//! What a hit or a stop costs in a guest is measured by `e2e bench`, in the lab or on this machine;
-//! `make bench` runs both.
+//! The cost of a hit or a stop in a guest is measured by `e2e bench`, in the lab or on this
+//! machine; `make bench` runs both.
 
 pub mod clock;
 pub mod criterion_means;

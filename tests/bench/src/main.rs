@@ -149,6 +149,6 @@ fn chain(error: &dyn Error) -> String {
 /// Shows a line at once.
 fn say(line: &str) {
     let mut output = std::io::stdout().lock();
-    // Nobody to tell is no reason to stop.
+    // If standard output is closed, the measurement goes on.
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());
 }

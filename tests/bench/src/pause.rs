@@ -1,4 +1,4 @@
-//! The engine's part of a stop: what registering and removing a batch takes, with no vCPU to stop.
+//! The engine's part of a stop: the time to register and to remove a batch, with no vCPU to stop.
 
 use std::fmt::{self, Display, Formatter};
 use std::hint::black_box;
@@ -20,7 +20,7 @@ use crate::sinks::Nobody;
 pub(crate) const BATCHES: [usize; 4] = [1, 100, 1000, 10_000];
 /// Repetitions; the figure is the one in the middle.
 const ROUNDS: usize = 11;
-/// Bytes that leave nothing else in the caches.
+/// Bytes whose writing evicts everything else from the caches.
 pub(crate) const EVICTING: usize = 128 << 20;
 
 /// Measures all batches.
@@ -70,7 +70,8 @@ pub fn measure(image: &Image, release: &str) -> Result<Vec<Entry>, ScenarioError
     Ok(entries)
 }
 
-/// So many, evenly spread over as many as the largest batch has, so that batches of all sizes are alike in all else.
+/// Returns `count` probes, evenly spread over those of the largest batch, so that batches of all sizes are alike in all
+/// else.
 fn spread(specs: &[ProbeSpec], count: usize) -> Option<Vec<ProbeSpec>> {
     let most = BATCHES.into_iter().max()?;
     let step = most.checked_div(count)?;
@@ -78,7 +79,7 @@ fn spread(specs: &[ProbeSpec], count: usize) -> Option<Vec<ProbeSpec>> {
     Some(some.cloned().collect())
 }
 
-/// Microseconds to register a batch, and to remove it.
+/// Measures the microseconds to register a batch, and to remove it.
 fn middle(
     engine: &Engine,
     guest: &Guest,
@@ -101,13 +102,13 @@ fn middle(
     Ok(times.map(|times| median(times) / 1000.0))
 }
 
-/// What the processor's caches have when a stop begins.
+/// The content of the processor's caches when a stop begins.
 #[derive(Debug, Clone, Copy)]
 enum Cache {
-    /// Nothing of the text: so it is for a batch that comes once, with the guest at work before it. The batches are
-    /// compared so, as each finds the caches alike.
+    /// Nothing of the text, as for a batch that comes once after the guest has worked. Batches are compared in this
+    /// state, as it is the same for each.
     Cold,
-    /// What the round before has left there: all of a small batch, and little of a large one.
+    /// The leftovers of the round before: all of a small batch, and little of a large one.
     Warm,
 }
 
@@ -115,7 +116,7 @@ impl Cache {
     fn prepare(self) {
         match self {
             Self::Cold => {
-                // A write of each line puts out whatever was there.
+                // A write to each line evicts everything else.
                 black_box(&mut vec![1_u8; EVICTING]);
             }
             Self::Warm => {}
@@ -132,7 +133,7 @@ impl Display for Cache {
     }
 }
 
-/// What to say of so many times the probes that take so many times as long.
+/// Returns the remark for `probes` times as many probes that take `time` times as long.
 pub(crate) fn growth(probes: f64, time: f64) -> String {
     let verdict = if time <= probes { "kept" } else { "missed" };
     format!(
@@ -141,7 +142,7 @@ pub(crate) fn growth(probes: f64, time: f64) -> String {
     )
 }
 
-/// In nanoseconds.
+/// The median, in nanoseconds.
 fn median(mut times: Vec<Duration>) -> f64 {
     times.sort_unstable();
     let middle = times.get(times.len() / 2).copied().unwrap_or_default();

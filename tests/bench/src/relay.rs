@@ -10,13 +10,13 @@ use tokio::task::JoinHandle;
 /// Passes one client's connection on to a server.
 #[derive(Debug)]
 pub struct Relay {
-    /// Where the client comes to.
+    /// Where the client connects.
     pub endpoint: String,
     counting: JoinHandle<io::Result<u64>>,
 }
 
 impl Relay {
-    /// To the server of this endpoint, `SCHEME://ADDRESS:PORT`.
+    /// Makes a relay to the server at this endpoint, `SCHEME://ADDRESS:PORT`.
     ///
     /// # Errors
     /// There is no port.
@@ -37,7 +37,7 @@ impl Relay {
         })
     }
 
-    /// Bytes from the server to the client, when both have closed the connection.
+    /// Returns the bytes from the server to the client, when both have closed the connection.
     ///
     /// # Errors
     /// The connection broke.

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// One figure.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Entry {
-    /// Row of docs/requirements.md; several figures may be of one.
+    /// Row of docs/requirements.md; a row may have several figures.
     pub id: &'static str,
     /// The figure.
     pub value: f64,
@@ -19,7 +19,7 @@ pub struct Entry {
     pub place: &'static str,
     /// What was measured.
     pub how: String,
-    /// Its limit and whether it is kept, and what is to know about it.
+    /// Its limit, whether it is kept, and remarks.
     pub note: String,
 }
 
@@ -41,14 +41,14 @@ impl Entry {
         }
     }
 
-    /// With a remark.
+    /// Adds a remark.
     #[must_use]
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.note = note.into();
         self
     }
 
-    /// With the processor's name: a time is one of its own.
+    /// Adds the processor's name, as a time is valid for this one only.
     #[must_use]
     pub fn on(mut self, processor: &str) -> Self {
         if !self.note.is_empty() {

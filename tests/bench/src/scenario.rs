@@ -1,4 +1,4 @@
-//! Hits to measure: an engine with probes on a real kernel's text, and vCPUs that come to them.
+//! Hits to measure: an engine with probes on a real kernel's text, and vCPUs that hit them.
 
 use std::sync::Arc;
 
@@ -58,9 +58,9 @@ pub enum ScenarioError {
 /// Which instructions are probed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Probed {
-    /// So many function entries, spread over the kernel, with the instructions that happen to be there.
+    /// This many function entries, spread over the kernel, whatever their instructions are.
     Entries(usize),
-    /// One instruction whose text begins so, gone past in this way.
+    /// One instruction whose text begins with this, with this strategy.
     One(&'static str, Strategy),
     /// One function's return.
     Return,
@@ -76,7 +76,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Why a hit may take longer than the limit, as far as the measurements tell.
+    /// The likely reason why a hit may take longer than the limit.
     pub fn cause(self) -> &'static str {
         match self.probed {
             Probed::Entries(..=100) | Probed::One(..) => {
@@ -122,7 +122,7 @@ pub struct Scenario {
     /// Where the hits are, in their order.
     sites: Vec<GuestVirtAddr>,
     next: usize,
-    /// What is probed, in words.
+    /// A description of what is probed.
     pub shown: String,
 }
 
@@ -202,7 +202,7 @@ impl Scenario {
         Ok(found.into_iter().step_by(stride).take(wanted).collect())
     }
 
-    /// The first instruction of the text that is as asked for.
+    /// Returns the first instruction of the text that is as asked for.
     fn instruction(
         &mut self,
         image: &Image,
@@ -240,7 +240,7 @@ impl Scenario {
         })
     }
 
-    /// Whether a hit there lets the vCPU go on at once, its registers being what they are here.
+    /// Returns true if the vCPU goes on at once after a hit there, with these registers.
     fn resumes(&mut self, at: GuestVirtAddr) -> Result<bool, ScenarioError> {
         let probes = self.engine.register(&self.guest, &[fate::spec(at)])?;
         let before = std::mem::replace(&mut self.sites, vec![at]);
@@ -265,8 +265,8 @@ impl Scenario {
             .trap(&mut self.vcpu, &self.guest.ram, Trap::Breakpoint)
     }
 
-    /// Brings the vCPU into a function with a return probe: its return address is what a call
-    /// leaves on the stack.
+    /// Puts the vCPU at the entry of a function with a return probe, with its return address on the stack as a call
+    /// leaves it.
     ///
     /// # Errors
     /// The stack isn't there.
@@ -276,7 +276,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// Brings the vCPU to where the function returns to.
+    /// Puts the vCPU at the address to which the function returns.
     ///
     /// # Errors
     /// The stack isn't there.
@@ -287,19 +287,19 @@ impl Scenario {
         Ok(())
     }
 
-    /// Whether the call has returned to its caller.
+    /// Returns true if the call has returned to its caller.
     pub fn has_returned(&self) -> bool {
         self.vcpu.registers.rip == CALLER
     }
 
-    /// Where the vCPU is.
+    /// The address of the vCPU's next instruction.
     pub fn at(&self) -> GuestVirtAddr {
         GuestVirtAddr(self.vcpu.registers.rip)
     }
 }
 
-/// In an order that is always the same and has no pattern (Fisher and Yates, with the constants of
-/// Knuth's MMIX generator).
+/// Shuffles sites, always into the same order, which has no pattern (Fisher and Yates, with the constants of Knuth's
+/// MMIX generator).
 fn shuffled(sites: &[GuestVirtAddr]) -> Vec<GuestVirtAddr> {
     let mut sites = sites.to_vec();
     let mut state = 1_u64;

@@ -1,4 +1,4 @@
-//! How many function entries, and how many instructions, the engine gets past in which way.
+//! By which strategy the engine passes function entries and instructions, and how many of each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use crate::sinks::Nobody;
 
 /// Reasons that a note names.
 const TOP: usize = 8;
-/// The arena has room for 262,144 copies; those of removed probes stay until it is installed anew.
+/// The arena has room for 262,144 copies; those of removed probes stay until it is installed again.
 const REGISTRATIONS: u64 = 200_000;
-/// What the kernel pads functions with.
+/// The kernel's padding of functions.
 const INT3: u8 = 0xcc;
 /// Least share of entries that cost one exit, in percent (BN01).
 const LIMIT: f64 = 99.0;
@@ -38,13 +38,13 @@ pub enum SharesError {
     Change(#[from] ChangeError),
 }
 
-/// What the kernel has done to its text.
+/// The state of the kernel's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
     /// Nothing: the guest has not run.
     BeforeBoot,
-    /// Init text is freed; what the kernel patches once, it has patched. (The bytes are still
-    /// those of the image: that nothing has run can't be helped here.)
+    /// Init text is freed, and one-time patches are done. (The bytes are still those of the image: as nothing runs
+    /// here, that can't be helped.)
     Started,
 }
 
@@ -60,10 +60,10 @@ impl Moment {
     }
 }
 
-/// Counts by the way, and why it is that.
+/// Counts by strategy, with its reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Shares {
-    /// By strategy and its reason.
+    /// Counts by strategy and reason.
     ways: BTreeMap<(String, String), u64>,
     /// Refused, by the kind of refusal.
     refused: BTreeMap<String, u64>,
@@ -139,7 +139,7 @@ impl Shares {
     }
 }
 
-/// Length without the int3s at the end: padding, up to 2 MiB of it (`srso_alias_untrain_ret`).
+/// Returns the length without the int3s at the end: padding, up to 2 MiB of it (`srso_alias_untrain_ret`).
 fn code_len(bytes: &[u8]) -> usize {
     let code = bytes.iter().rposition(|byte| *byte != INT3);
     code.map_or(0, |last| last + 1)
@@ -159,7 +159,7 @@ pub(crate) fn instructions(
     })
 }
 
-/// What to say of a sample of one function in `every`.
+/// Describes a sample of one function in `every`.
 pub(crate) fn sample(every: usize) -> String {
     match every {
         0 | 1 => String::new(),
@@ -172,7 +172,7 @@ pub(crate) fn percent(part: u64, whole: u64) -> f64 {
     (share * 1000.0).round() / 1000.0
 }
 
-/// The most frequent ones, the others counted together.
+/// Returns the most frequent ones, and the sum of the others.
 pub(crate) fn top(counts: &BTreeMap<String, u64>, named: usize) -> String {
     let mut counts: Vec<_> = counts.iter().collect();
     counts.sort_by_key(|(why, count)| (std::cmp::Reverse(**count), *why));

@@ -1,4 +1,4 @@
-//! Who takes the events: nobody, or the server's own fan-out.
+//! Sinks of events: one that drops them, and the server's own fan-out.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ impl EventSink for Nobody {
     }
 }
 
-/// The server's sink with one client, which nobody is at the other end of.
+/// The server's sink with one client, which reads nothing.
 #[derive(Debug)]
 pub struct Server {
     fanout: Arc<Fanout>,
@@ -30,7 +30,7 @@ pub struct Client {
 }
 
 impl Server {
-    /// With no client yet.
+    /// A sink with no client yet.
     pub fn new() -> Arc<Self> {
         let fanout = Arc::new(Fanout::new(Limits::default().event_queue));
         Arc::new(Self { fanout })

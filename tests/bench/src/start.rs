@@ -1,4 +1,4 @@
-//! From a process's start to its guest's first instruction, and what the process has in memory beside the guest's
+//! The time from a process's start to its guest's first instruction, and the process's memory besides the guest's
 //! (BN13).
 
 use std::fs;
@@ -22,7 +22,7 @@ const VM: &str = "start";
 const GUEST_MIB: u64 = 128;
 /// Starts; the figure is that of the one in the middle.
 const RUNS: usize = 11;
-/// What may be taken at most.
+/// The limits.
 const TIME_LIMIT: Duration = Duration::from_millis(15);
 const MEMORY_LIMIT_MIB: f64 = 15.0;
 
@@ -49,23 +49,23 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
 
 /// One start.
 struct Start {
-    /// From the start of the server's process until its guest runs.
+    /// Time from the start of the server's process until its guest runs.
     whole: Duration,
-    /// From the request for the VM, for which its own process is started.
+    /// Time from the request for the VM, for which its own process is started.
     vm: Duration,
-    /// Resident memory of the VM's process beside the guest's, in KiB.
+    /// Resident memory of the VM's process besides the guest's, in KiB.
     memory: u64,
 }
 
-/// Measures starts of a guest of a few bytes, and of each of these kernels, by this server's program: of the bzImage
-/// and of the ELF file in it.
+/// Measures starts of a guest of a few bytes, and of each of these kernels, by this server's program. Each kernel is
+/// started from the bzImage and from the ELF file in it.
 ///
 /// # Errors
 /// See [`StartError`].
 pub fn measure(server: &Path, kernels: &[(&str, &Path)]) -> Result<Vec<Entry>, StartError> {
     let runtime = Runtime::new().map_err(failed("start a runtime"))?;
     let folder = TempDir::new().map_err(failed("make a folder for kernels"))?;
-    // A packaged kernel is unpacked by the first start, which the median leaves out.
+    // The first start unpacks a packaged kernel. The median leaves that out.
     let cache = TempDir::new().map_err(failed("make a folder for unpacked kernels"))?;
     let tiny = folder.path().join("tiny");
     let code = kernel(2, 1).map_err(InProcessError::from)?;
@@ -134,7 +134,7 @@ fn verdict(is_kept: bool) -> &'static str {
     }
 }
 
-/// A server, which ends with this.
+/// A server, which is ended when this is dropped.
 struct Server {
     child: Child,
     input: Option<ChildStdin>,
@@ -192,8 +192,8 @@ async fn start(program: &Path, kernel: &Path, cache: &Path) -> Result<Start, Sta
     Ok(Start { whole, vm, memory })
 }
 
-/// KiB of resident memory of the process that `server` has started, without the guest's: that is left out of core
-/// dumps, and so marked in `smaps` (`dd`).
+/// Returns the KiB of resident memory of the process that `server` has started, without the guest's. The guest's memory
+/// is excluded from core dumps, and so it is marked in `smaps` (`dd`).
 fn memory(server: u32) -> Result<u64, StartError> {
     let process = child_of(server)?.ok_or(StartError::Missing("VM's process"))?;
     let maps = fs::read_to_string(process.join("smaps")).map_err(failed("read a memory map"))?;

@@ -1,5 +1,5 @@
-//! How long a guest stands still for a batch (BN10), as the server tells: all of a stop, with the vCPU brought out
-//! and in again. The whole server runs in this process, with a tiny guest on this machine's own KVM.
+//! How long a guest stands still for a batch (BN10), as the server reports it: a whole stop, with the vCPU leaving and
+//! entering guest mode. The whole server runs in this process, with a tiny guest on this machine's own KVM.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::report::Entry;
 
 /// Name of the only VM.
 const VM: &str = "stops";
-/// What the functions' names begin with; behind it is their number.
+/// Prefix of the functions' names, which the number follows.
 pub const FUNCTION: &str = "function_";
-/// Bytes from one function to the next: as many as a line of the cache has.
+/// Bytes from one function to the next: the length of a cache line.
 const APART: usize = 64;
-/// Times that each batch is registered and removed; the figure is that in the middle.
+/// Times that each batch is registered and removed; the figure is the median.
 const ROUNDS: usize = 11;
 
 /// Why stops could not be measured.
@@ -57,7 +57,7 @@ pub enum Loop {
     Halts,
 }
 
-/// A kernel that does nothing, and has functions to be probed.
+/// Builds a kernel that only spins or halts, and has functions to be probed.
 ///
 /// # Errors
 /// None that this code can cause.
@@ -113,7 +113,7 @@ async fn batches(client: &Client) -> Result<Vec<Entry>, StopsError> {
     Ok(entries)
 }
 
-/// Microseconds of the stop to register a batch, and of that to remove it.
+/// Returns the microseconds of the stop to register a batch, and of that to remove it.
 async fn middle(client: &Client, count: usize) -> Result<[f64; 2], StopsError> {
     let mut times = [const { Vec::new() }; 2];
     for _ in 0..ROUNDS {
@@ -136,8 +136,8 @@ async fn middle(client: &Client, count: usize) -> Result<[f64; 2], StopsError> {
     }))
 }
 
-/// Leaves nothing of the guest in the processor's caches, as a batch finds them that comes once. What the server
-/// prepares before the stop is there again by then.
+/// Evicts the guest from the processor's caches, which is the state for a batch that comes once. What the server
+/// prepares before the stop is in the caches again by the time of the stop.
 fn evict() {
     black_box(&mut vec![1_u8; EVICTING]);
 }

@@ -31,11 +31,11 @@ const COUNTED: u64 = 200_000;
 const STREAMS: usize = 8;
 /// Runs; the figure is that of the one in the middle.
 const RUNS: usize = 5;
-/// Events that are published and not received yet, at most: half of the server's queue.
+/// The most events that are published and not received yet: half of the server's queue.
 const AHEAD: u64 = 32 * 1024;
-/// How long the publisher waits when so many are under way.
+/// How long the publisher waits when that many are under way.
 const PAUSE: Duration = Duration::from_micros(100);
-/// What has to come through with nothing lost, in events a second.
+/// The rate that must be reached with no loss, in events a second.
 const WANTED: f64 = 1_000_000.0;
 
 /// Why the stream could not be measured.
@@ -77,7 +77,7 @@ enum Contents {
 impl Contents {
     const ALL: [Self; 2] = [Self::Registers, Self::Arguments];
 
-    /// In words.
+    /// A description.
     fn words(self) -> &'static str {
         match self {
             Self::Registers => "all registers",
@@ -86,17 +86,17 @@ impl Contents {
     }
 }
 
-/// What comes through.
+/// The load of a run.
 #[derive(Debug, Clone, Copy)]
 struct Load {
     contents: Contents,
-    /// By how many connections, each with a stream of all events.
+    /// The number of connections, each with a stream of all events.
     streams: usize,
     /// Events of each stream.
     events: u64,
 }
 
-/// Measures both kinds of events, by one stream and by several, in plain text and by TLS, and how many bytes they are.
+/// Measures both kinds of events, by one stream and by several, in plain text and by TLS, and the bytes of an event.
 ///
 /// # Errors
 /// See [`StreamError`].
@@ -119,7 +119,7 @@ pub fn measure() -> Result<Vec<Entry>, StreamError> {
     Ok(entries)
 }
 
-/// In words.
+/// A description.
 fn way(transport: Transport) -> &'static str {
     match transport {
         Transport::Plain => "in plain text",
@@ -184,8 +184,8 @@ async fn bytes(contents: Contents, transport: Transport) -> Result<Entry, Stream
     Ok(Entry::native("BN12", (each * 10.0).round() / 10.0, "bytes", how).note(note))
 }
 
-/// How long it takes from the first event's publishing to the last one's receiving by all clients, which come to this
-/// endpoint of the server.
+/// Returns the time from the publishing of the first event until all clients have received the last one. The clients
+/// connect to this endpoint of the server.
 async fn run(running: &Running, endpoint: &str, load: Load) -> Result<Duration, StreamError> {
     let code = kernel(2, 1).map_err(InProcessError::from)?;
     let owner = running.connect().await?;
@@ -207,21 +207,21 @@ async fn run(running: &Running, endpoint: &str, load: Load) -> Result<Duration, 
         let received = Arc::clone(&received);
         receivers.spawn(async move {
             let done = receive(stream, &received[index], load.events).await;
-            // Should the stream have ended early, the publisher must not wait for it.
+            // If the stream has ended early, the publisher must not wait for it.
             received[index].store(load.events, Ordering::Release);
             done
         });
     }
     let done = receivers.join_all().await;
     let took = began.elapsed();
-    // It has nothing to tell, and has published all.
+    // It returns nothing, and has published everything.
     let _ = publisher.join();
     owner.delete_vm(VM).await?;
     done.into_iter().collect::<Result<Vec<()>, _>>()?;
     Ok(took)
 }
 
-/// Takes all events of a stream, and tells how many there are so far.
+/// Takes all events of a stream, and stores how many there are so far.
 async fn receive(
     mut stream: EventStream,
     received: &AtomicU64,
@@ -248,7 +248,7 @@ async fn receive(
     }
 }
 
-/// Publishes all events, each as the server does that of a hit.
+/// Publishes all events, each as the server publishes that of a hit.
 fn publish(fanout: &Fanout, load: Load, received: &[AtomicU64]) {
     let mut hit = hit(load.contents);
     let slowest = || {

@@ -1,5 +1,5 @@
-//! What it costs to look at a server (SV06): its metrics and what its status page asks for, of a VM with many probes.
-//! The whole server runs in this process, with its client.
+//! What it costs to observe a server (SV06): its metrics and the requests of its status page, for a VM with many
+//! probes. The whole server runs in this process, with its client.
 
 use std::io;
 use std::time::Duration;
@@ -24,7 +24,7 @@ const VM: &str = "watched";
 const PROBES: usize = 1000;
 /// Requests of each kind.
 const REQUESTS: u32 = 500;
-/// What is asked for, and who does.
+/// The paths that are requested, and the client that requests them.
 const PATHS: [(&str, &str); 2] = [
     ("/metrics", "a scrape of the metrics"),
     (
@@ -93,7 +93,7 @@ async fn looks(running: &Running) -> Result<Vec<Entry>, WatchError> {
     let mut entries = Vec::new();
     for (path, what) in PATHS {
         let stops = stops(&client).await?;
-        // The first answer takes what later ones find ready.
+        // The first answer does work whose results later ones reuse.
         let bytes = get(&mut sender, path).await?;
         let began = processor_time();
         for _ in 0..REQUESTS {
@@ -113,7 +113,7 @@ async fn looks(running: &Running) -> Result<Vec<Entry>, WatchError> {
     Ok(entries)
 }
 
-/// Bytes of what is answered.
+/// Returns the number of bytes of the answer.
 async fn get(
     sender: &mut SendRequest<Empty<Bytes>>,
     path: &'static str,
@@ -132,13 +132,13 @@ async fn get(
     }
 }
 
-/// How often the guest was stopped so far.
+/// Returns how often the guest was stopped so far.
 async fn stops(client: &Client) -> Result<u64, WatchError> {
     let stats = client.vm_stats(VM, 0, ProbeOrder::Unspecified, 0).await?;
     Ok(stats.stop_lengths.iter().sum())
 }
 
-/// What this process has used of the processors so far.
+/// The CPU time of this process so far.
 fn processor_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,

@@ -5,7 +5,7 @@ use rcgen::{
     KeyPair, date_time_ymd,
 };
 
-/// What signs certificates.
+/// An authority that signs certificates.
 #[derive(Debug)]
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
@@ -23,7 +23,7 @@ pub struct Signed {
 }
 
 impl Authority {
-    /// A new one, with a key that nobody else has.
+    /// Makes an authority with a key of its own.
     ///
     /// # Errors
     /// There is no key.
@@ -54,7 +54,7 @@ impl Authority {
         self.sign(common_name(name)?, ExtendedKeyUsagePurpose::ClientAuth)
     }
 
-    /// The same, which was good in 2020.
+    /// As [`Self::client`], but the certificate was valid only in 2020.
     ///
     /// # Errors
     /// Those of [`Self::client`].

@@ -1,4 +1,4 @@
-//! What looks at the files in `deploy/`, and at those that are installed: tools from `PyPI`, and mandoc.
+//! Tools that check the files in `deploy/`, and those that are installed: tools from `PyPI`, and mandoc.
 
 use std::ffi::OsStr;
 use std::io;
@@ -43,8 +43,8 @@ impl Tools {
     }
 }
 
-/// What mandoc, which `deploy/setup.sh` installs, finds wrong with manual pages, but for what is meant: they have no
-/// date, as they are made anew for each version; and space twice, which shows as once.
+/// Returns what mandoc, which `deploy/setup.sh` installs, finds wrong with manual pages, except for what is intended:
+/// the pages have no date, as they are made again for each version; and double blanks, which are shown as one.
 ///
 /// # Errors
 /// mandoc can't be started.

@@ -1,4 +1,4 @@
-//! The files in `deploy/`, looked at by the tools that they are for.
+//! The files in `deploy/`, checked by the tools that they are for.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -13,12 +13,13 @@ use std::process::Command;
 use deployment::{Tools, deploy};
 use row_report::proves;
 
-/// What `systemd-analyze security` may say of the service at most, in tenths: 20 is where its "ok" is well below "medium".
+/// The highest exposure that `systemd-analyze security` may report for the service, in tenths: 20 is well inside its
+/// "ok", below "medium".
 const MOST_EXPOSURE: u32 = 20;
 /// Kinds of objects that Kubernetes itself doesn't have.
 const OTHERS: [&str; 2] = ["certificates.yaml", "kustomization.yaml"];
 
-/// Runs a tool, which has to be content; answers with what it said.
+/// Runs a tool, which must succeed. Returns its output.
 fn content(command: &mut Command) -> String {
     let output = command
         .output()

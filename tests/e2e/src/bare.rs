@@ -1,4 +1,4 @@
-//! A connection without tonic's client: its calls have no timers of their own, so what ends them is the server.
+//! A connection without tonic's client. Its calls have no timers of their own, so only the server can end them.
 
 use std::task::{Context, Poll};
 
@@ -20,13 +20,13 @@ impl Bare {
     /// Connects to `unix:PATH`.
     ///
     /// # Errors
-    /// If nobody listens there.
+    /// If no server listens there.
     pub async fn connect(endpoint: &str) -> Result<Self, Failure> {
         let stream = UnixStream::connect(endpoint.trim_start_matches("unix:")).await;
         let stream = TokioIo::new(stream.map_err(Failure::io("connect"))?);
         let shaken = handshake(TokioExecutor::new(), stream).await;
         let (sender, connection) = shaken.map_err(|error| wrong!("no HTTP/2: {error}"))?;
-        // To its end, which is this one's.
+        // Runs until the connection ends, which is when its last `Bare` is dropped.
         tokio::spawn(connection);
         Ok(Self(sender))
     }

@@ -45,7 +45,7 @@ impl Console {
         Ok(self.input.send(bytes.to_vec()).await?)
     }
 
-    /// Waits for so many bytes and returns them.
+    /// Waits for this number of bytes and returns them.
     ///
     /// # Errors
     /// If the guest ends first.
@@ -61,7 +61,7 @@ impl Console {
         Ok(self.pending.drain(..count).collect())
     }
 
-    /// Everything up to the guest's end.
+    /// Returns everything up to the guest's end.
     ///
     /// # Errors
     /// If the connection breaks.
@@ -70,7 +70,8 @@ impl Console {
         Ok(std::mem::take(&mut self.pending))
     }
 
-    /// The next line without its end; none after the guest's end. It is shown in the test's output.
+    /// Returns the next line without its end, or `None` after the guest's end. It is shown in the
+    /// test's output.
     ///
     /// # Errors
     /// If the connection breaks.
@@ -89,7 +90,7 @@ impl Console {
         }
     }
 
-    /// Waits for a line that has this in it.
+    /// Waits for a line that contains this text.
     ///
     /// # Errors
     /// If the guest ends first.
@@ -102,8 +103,8 @@ impl Console {
         Err(self.ended_before(&format!("a line with {text:?}")).await)
     }
 
-    /// Waits for a report of the guest's PID 1 of this event. A report that it can't do what was
-    /// asked of it is a failure.
+    /// Waits for a report of this event by the guest's PID 1. A report that PID 1 can't do what it
+    /// was asked for is a failure.
     ///
     /// # Errors
     /// If the guest ends first.
@@ -125,7 +126,7 @@ impl Console {
         }
     }
 
-    /// The failure that the guest ended too early, and how it did.
+    /// Returns the failure that the guest ended too early, and how it did.
     async fn ended_before(&self, what: &str) -> Failure {
         match self.client.wait_vm(&self.vm).await {
             Ok(ending) => wrong!("the guest ended ({}) before {what}", words::ending(&ending)),

@@ -15,7 +15,7 @@ pub const BIN_DIR: &str = "VMPROBE_BIN_DIR";
 /// The folder with the Linux guests' files.
 pub const FILES: &str = "VMPROBE_FILES";
 
-/// A seed that nobody has told: another one each time.
+/// A seed for a run without a given one: another one each time.
 pub fn any_seed() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
@@ -47,13 +47,13 @@ impl Place {
 pub struct Context {
     /// Where it runs.
     pub place: Place,
-    /// Where its random numbers begin: another one in each run, unless that is told.
+    /// The seed of its random numbers: another one in each run, unless the run is given one.
     pub seed: u64,
     bin: PathBuf,
     files: PathBuf,
     /// Guests that tests have given back.
     pub kept: KeptGuests,
-    // Behind the guests, whose connections it drives.
+    // Declared after the guests, whose connections it drives.
     runtime: tokio::runtime::Runtime,
 }
 
@@ -61,7 +61,7 @@ impl Context {
     /// Finds the programs and files by the environment.
     ///
     /// # Errors
-    /// If there is no runtime to be had.
+    /// If no runtime can be made.
     pub fn new(place: Place, seed: u64) -> Result<Self, Failure> {
         let own = env::current_exe().map_err(Failure::io("find this program"))?;
         let beside = own.parent().map(PathBuf::from).unwrap_or_default();
@@ -90,8 +90,8 @@ impl Context {
         self.files.join(name).to_string_lossy().into_owned()
     }
 
-    /// A kernel to boot, unpacked in the labs, where unpacking it takes most of its boot. As [`file`](Self::file)
-    /// else.
+    /// A kernel to boot. In the labs it is the unpacked one, as unpacking takes most of a boot there. Elsewhere as
+    /// [`file`](Self::file).
     pub fn kernel(&self, name: &str) -> String {
         let unpacked = match name {
             files::BZIMAGE_6_1 => files::VMLINUX_6_1,

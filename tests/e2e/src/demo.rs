@@ -32,7 +32,7 @@ const RECORDED: [&str; 3] = [
     "p:fs/reading vfs_read count=$arg3:u64",
     "r:fs/read vfs_read bytes=$retval:s64",
 ];
-/// Events that latency, flame graph and trace are of.
+/// Events that the commands for latency, flame graph and trace each ask for.
 const ASKED: &str = "90";
 /// Where the flame graph goes.
 const FLAME: &str = "/tmp/vmprobe-demo.svg";
@@ -46,8 +46,8 @@ struct Written {
     bytes: Vec<u8>,
 }
 
-/// Runs it; true if there were events enough, none was lost, and the guest ended well. What its commands have
-/// written is handed back in `results`, one line of JSON a file.
+/// Runs it; returns true if there were enough events, none was lost, and the guest ended well. The files that its
+/// commands have written go to `results`, one line of JSON each.
 ///
 /// # Errors
 /// If a command fails that should not.
@@ -66,7 +66,7 @@ pub fn run(cx: &Context, results: Option<&Path>) -> Result<bool, Failure> {
     Ok(success)
 }
 
-/// All of it but handing files back.
+/// Runs all of it except for writing `results`.
 fn show(cx: &Context) -> Result<bool, Failure> {
     say("# A server. It listens on a socket that only this user reaches.");
     let server = Server::start(cx)?;
@@ -106,7 +106,7 @@ fn show(cx: &Context) -> Result<bool, Failure> {
     cli.run(&["probe", "add", OPENED, READ])?;
     cli.run(&["probe", "wait"])?;
     let trace = cli.background(&["trace", "opened", "read"], "")?;
-    // Each line that the guest reads is a hit of vfs_read: the trace is on when it shows one.
+    // Each line that the guest reads is a hit of vfs_read. The trace is attached as soon as it shows one.
     let mut lines = Vec::new();
     loop {
         console.send("hello")?;
@@ -180,7 +180,7 @@ fn show(cx: &Context) -> Result<bool, Failure> {
         && ended == 0)
 }
 
-/// The numbers in trace's last word: `vmprobe: N events, L lost; ...`.
+/// Returns the numbers in the last line of the trace: `vmprobe: N events, L lost; ...`.
 fn totals(note: &str) -> Result<(u64, u64), Failure> {
     let number = |what: &str| {
         let before = note.split(what).next()?;
@@ -230,12 +230,12 @@ impl Cli<'_> {
         }
     }
 
-    /// As [`Cli::output`]; whether it succeeded.
+    /// As [`Cli::output`]; returns true if the command succeeded.
     fn try_run(&self, args: &[&str]) -> Result<bool, Failure> {
         Ok(self.output(args)?.0 == 0)
     }
 
-    /// As [`Cli::output`]; its exit code.
+    /// As [`Cli::output`]; returns the exit code.
     fn try_code(&self, args: &[&str]) -> Result<i32, Failure> {
         Ok(self.output(args)?.0)
     }
@@ -276,8 +276,8 @@ impl Cli<'_> {
 }
 
 impl Cli<'_> {
-    /// Waits until there are so many lines in the list of probes, and all probes are enabled: commands enable theirs
-    /// when they are ready for events.
+    /// Waits until the list of probes has this number of lines and all probes are enabled. Commands enable theirs when
+    /// they are ready for events.
     fn wait_for_probes(&self, lines: usize) -> Result<(), Failure> {
         loop {
             let listed = self.command(&["probe", "list"]).output();

@@ -10,7 +10,7 @@ use crate::test::{Failure, wrong};
 /// The program that lists tasks.
 const LIST_TASKS: &str = include_str!("list_tasks.py");
 
-/// Where `struct task_struct` has what is listed, in bytes.
+/// Offsets, in bytes, of the listed members of `struct task_struct`.
 #[derive(Debug, Clone, Copy)]
 pub struct TaskLayout {
     pub size: u64,
@@ -19,7 +19,8 @@ pub struct TaskLayout {
     pub comm: u64,
 }
 
-/// What drgn says of a dump: a line `release VERSION`, and a line `task PID NAME` for each process.
+/// Returns what drgn prints of a dump: a line `release VERSION`, and a line `task PID NAME` for
+/// each process.
 ///
 /// # Errors
 /// If drgn can't be started, or doesn't read the dump.

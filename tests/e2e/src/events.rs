@@ -11,7 +11,7 @@ use crate::test::{Failure, check_eq, wrong};
 /// Longer than anything on its way takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// All events until the guest has ended.
+/// Returns all events until the guest has ended.
 ///
 /// # Errors
 /// If one was lost, or the stream breaks.
@@ -26,7 +26,8 @@ pub async fn all(stream: &mut EventStream) -> Result<Vec<Event>, Failure> {
     Ok(all)
 }
 
-/// The next so many events, those that this client lost included; and how many of them it lost.
+/// Takes the next `count` events, those that this client lost included. Returns those that came,
+/// and how many were lost.
 ///
 /// # Errors
 /// If they don't come, or the stream breaks.

@@ -19,10 +19,10 @@ pub struct GdbServer {
 }
 
 impl GdbServer {
-    /// Starts it for the only VM of a server.
+    /// Starts `vmprobe gdb` for the only VM of a server.
     ///
     /// # Errors
-    /// If it doesn't wait for gdb.
+    /// If `vmprobe gdb` doesn't get to wait for gdb.
     pub fn start(cx: &Context, endpoint: &str) -> Result<Self, Failure> {
         let mut process = Command::new(cx.program("vmprobe"))
             .args(["gdb", "--listen", "127.0.0.1:0", "-o", "json"])
@@ -44,18 +44,18 @@ impl GdbServer {
         })
     }
 
-    /// Sends bytes as whoever connects may, and leaves.
+    /// Connects as any local program may, sends bytes, and disconnects.
     ///
     /// # Errors
-    /// If it doesn't take the connection.
+    /// If `vmprobe gdb` doesn't take the connection.
     pub fn send(&self, bytes: &[u8]) -> Result<(), Failure> {
         let connected = TcpStream::connect(&self.address);
         let sent = connected.and_then(|mut connection| connection.write_all(bytes));
         sent.map_err(Failure::io("connect to vmprobe gdb"))
     }
 
-    /// gdb, attached, with these commands to do one after the other; it has ended then, and detached. `symbols` is the
-    /// ELF file of the guest's kernel.
+    /// A command line of gdb that attaches and does these commands one after the other. Then gdb detaches and ends.
+    /// `symbols` is the ELF file of the guest's kernel.
     ///
     /// # Errors
     /// If it can't be started.
@@ -76,7 +76,7 @@ impl GdbServer {
         Ok(gdb)
     }
 
-    /// What gdb says to these commands, line by line.
+    /// Returns what gdb prints at these commands, line by line.
     ///
     /// # Errors
     /// If it can't be started, or fails.
@@ -110,7 +110,7 @@ impl Drop for GdbServer {
     }
 }
 
-/// The value that gdb has printed last with this prefix, such as `$3 = `.
+/// Returns the last value that gdb has printed with this prefix, such as `$3 = `.
 ///
 /// # Errors
 /// If there is none.

@@ -8,12 +8,12 @@ use crate::test::{Failure, wrong};
 
 /// Bytes of a test guest's memory: one mapping of the monitor's.
 const LENGTH: u64 = 512 << 20;
-/// Where the image is linked to be, if it isn't moved: its addresses are so far from those in memory
-/// (`__START_KERNEL_map`, `arch/x86/include/asm/page_64_types.h`).
+/// Where the image is linked to be, if it isn't moved: this is the difference between its virtual and its physical
+/// addresses (`__START_KERNEL_map`, `arch/x86/include/asm/page_64_types.h`).
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
-/// What mappings begin at a multiple of.
+/// The alignment of mappings.
 const PAGE: usize = 4096;
-/// By what the memory is known: a text that each kernel has.
+/// A symbol that each kernel has, by which the memory is recognized.
 const LANDMARK: &str = "linux_banner";
 const LANDMARK_LEN: usize = 64;
 
@@ -21,12 +21,12 @@ const LANDMARK_LEN: usize = 64;
 #[derive(Debug)]
 pub struct GuestRam {
     file: File,
-    /// Where it begins in the monitor.
+    /// The address in the monitor at which it begins.
     start: u64,
 }
 
 impl GuestRam {
-    /// Finds it.
+    /// Finds the memory of a guest.
     ///
     /// # Errors
     /// If it isn't found, or this process may not read it.
@@ -45,7 +45,7 @@ impl GuestRam {
             file.read_exact_at(&mut found, at).is_ok() && found[..] == expected
         };
         let maps = fs::read_to_string(format!("{process}/maps")).map_err(|error| failed(&error))?;
-        // Mappings that touch are told as one, so it may begin within what is told.
+        // Adjacent mappings are listed as one, so the memory may begin inside the listed one.
         let start = maps.lines().filter_map(range).find_map(|(start, end)| {
             let last = end.checked_sub(LENGTH)?;
             (start..=last).step_by(PAGE).find(is_it)
@@ -55,10 +55,10 @@ impl GuestRam {
         Ok(Self { file, start })
     }
 
-    /// Writes a word at an address of the kernel image; what was there.
+    /// Writes a word at an address of the kernel image. Returns the word that was there.
     ///
     /// # Errors
-    /// If that is no memory of the guest's.
+    /// If that isn't in the guest's memory.
     pub fn replace(&self, address: u64, word: u64) -> Result<u64, Failure> {
         let phys = address.checked_sub(IMAGE).filter(|phys| *phys < LENGTH);
         let phys = phys.ok_or_else(|| wrong!("{address:#x} isn't in the image"))?;

@@ -12,12 +12,12 @@ pub struct HeldThread {
     id: libc::pid_t,
 }
 
-/// How often it is tried to find the thread, and to find it asleep.
+/// How often to try to find the thread, and to find it asleep.
 const TRIES: u32 = 1000;
 
 impl HeldThread {
-    /// Stops the thread of this name where it sleeps and waits to be woken, so that it holds nothing
-    /// that others want.
+    /// Stops the thread of this name where it sleeps and waits to be woken, so that it holds no lock that other threads
+    /// wait for.
     ///
     /// # Errors
     /// If there is no such thread, it can't be stopped, or it never sleeps.
@@ -48,8 +48,8 @@ impl HeldThread {
         Ok(held)
     }
 
-    /// Whether it was stopped inside the system call `futex`, or on the way back into it:
-    /// `/proc/PID/syscall` has the number first.
+    /// Returns true if it was stopped inside the system call `futex`, or on the way back into it: `/proc/PID/syscall`
+    /// has the number first.
     fn waits(&self) -> Result<bool, Failure> {
         let path = format!("/proc/{}/syscall", self.id);
         let text = fs::read_to_string(&path).map_err(Failure::io(format!("read {path}")))?;
@@ -75,7 +75,7 @@ fn request(request: libc::c_uint, thread: libc::pid_t) -> io::Result<()> {
     }
 }
 
-/// The number of the thread of this name.
+/// Returns the number of the thread of this name.
 fn thread(process: u32, name: &str) -> Result<libc::pid_t, Failure> {
     for _ in 0..TRIES {
         if let Some(id) = listed(process, name)? {
@@ -85,7 +85,7 @@ fn thread(process: u32, name: &str) -> Result<libc::pid_t, Failure> {
     Err(wrong!("the server has no thread {name}"))
 }
 
-/// The same, by one reading of the list of threads. Where a thread ends during that, others may be missing in the list
+/// As `thread`, by one reading of the list of threads. If a thread ends during that, others may be missing in the list
 /// (fs/proc/base.c, `next_tid`).
 fn listed(process: u32, name: &str) -> Result<Option<libc::pid_t>, Failure> {
     let path = format!("/proc/{process}/task");

@@ -7,10 +7,10 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::test::{Failure, wrong};
 
-/// The answer to a GET, which must be a good one.
+/// Returns the body of the answer to a GET, which must be a success.
 ///
 /// # Errors
-/// If it isn't.
+/// If it isn't one.
 pub async fn get(address: &str, path: &str) -> Result<String, Failure> {
     let stream = TcpStream::connect(address).await;
     let stream = stream.map_err(Failure::io(format!("ask {address}")))?;
@@ -20,7 +20,7 @@ pub async fn get(address: &str, path: &str) -> Result<String, Failure> {
 /// As [`get`], by a Unix socket.
 ///
 /// # Errors
-/// If it isn't one.
+/// If the answer isn't a success.
 pub async fn get_by_socket(socket: &Path, path: &str) -> Result<String, Failure> {
     let stream = UnixStream::connect(socket).await;
     let stream = stream.map_err(Failure::io(format!("ask {}", socket.display())))?;
@@ -48,7 +48,7 @@ async fn get_by(
     }
 }
 
-/// A text as a part of a query.
+/// Encodes a text as a part of a query.
 pub fn encoded(text: &str) -> String {
     let encode = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' => char::from(byte).to_string(),

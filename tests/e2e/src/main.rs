@@ -196,20 +196,20 @@ fn list(run: &Run, json: bool) {
     }
 }
 
-/// Shows a line of what a test does, for the case that it fails.
+/// Shows a line of what a test does, which is of use if the test fails.
 fn note(line: &str) {
-    // Nobody to tell is no reason to stop.
+    // If standard error is closed, the test goes on.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Shows a line at once.
 fn say(line: &str) {
     let mut output = std::io::stdout().lock();
-    // Nobody to tell is no reason to stop.
+    // If standard output is closed, the test goes on.
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());
 }
 
-/// The needs that a run covers when it isn't told.
+/// The needs that a run covers when it is given none.
 const ALL_NEEDS: [Needs; 4] = [Needs::None, Needs::Tiny, Needs::Host, Needs::Linux];
 
 #[cfg(test)]

@@ -19,8 +19,8 @@ pub enum Part {
     EverydayInterleaved,
 }
 
-/// Tests that there isn't time for every day but in `lab-intel`, which has a list of its own: what others show for one
-/// kernel, for a part of the cases, or there.
+/// Tests that there isn't time for every day (`lab-intel` has a list of its own). Other tests show the same for one
+/// kernel or for a part of the cases, or `lab-intel` shows it.
 const THOROUGH: &[&str] = &[
     "jobs_of_ci_on_6_1_are_judged_by_all_that_they_do",
     "an_xz_payload_boots_to_user_space",
@@ -83,7 +83,7 @@ const THOROUGH: &[&str] = &[
     "disks_and_entropy_of_6_12_work_while_probes_are_jumps",
 ];
 
-/// Tests with Linux guests that run in `lab-intel` every day: one of each row at least, and what has to do with what
+/// Tests with Linux guests that run in `lab-intel` every day: at least one of each row, and those that depend on what
 /// the CPU itself does. What is the same on any CPU is shown in `lab-amd` every day.
 const EVERYDAY_INTEL: &[&str] = &[
     "debian_6_12_bzimage_boots_to_user_space",
@@ -157,14 +157,14 @@ const INTERLEAVED: &[&str] = &[
     "every_switch_under_4_vcpus_leaves_hits_and_missed_ones_at_what_the_guest_executed",
 ];
 
-/// Those of them that others of the same rows stand for every day, as they take minutes each.
+/// Those of them that take minutes each. Others of the same rows run every day in their place.
 const INTERLEAVED_FOR_LONG: &[&str] = &[
     "a_probe_that_stays_counts_every_call_of_4_vcpus_while_others_come_and_go",
     "vcpus_that_stand_in_a_region_when_it_is_patched_go_on_rightly",
 ];
 
 impl Part {
-    /// Whether a test belongs to it, at this place.
+    /// Returns true if a test belongs to this part, at this place.
     pub fn has(self, test: &Test, place: Place) -> bool {
         let is_in = |names: &[&str]| names.contains(&test.name);
         if test.needs == Needs::Host && place != Place::Host {
@@ -204,7 +204,7 @@ mod tests {
         }
     }
 
-    /// Rows that take longer in `lab-intel` than there is time for every day: sweeps over all of a kernel.
+    /// Rows that take too long in `lab-intel` for every day: sweeps over all of a kernel.
     const RARE: [&str; 2] = ["JP09", "BN08"];
 
     #[test]

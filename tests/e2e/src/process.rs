@@ -1,4 +1,4 @@
-//! A process, as /proc tells of it (proc(5)).
+//! A process, as /proc shows it (proc(5)).
 
 use std::fs::{self, DirEntry};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::{io, thread};
 
 use crate::test::{Failure, wrong};
 
-/// Between two looks at one.
+/// Time between two looks at a process.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// A process.
@@ -14,7 +14,7 @@ const AGAIN: Duration = Duration::from_millis(1);
 pub struct Process(pub u32);
 
 impl Process {
-    /// Where /proc tells of it.
+    /// Its folder in /proc.
     pub fn folder(self) -> String {
         format!("/proc/{}", self.0)
     }
@@ -33,7 +33,7 @@ impl Process {
         }
     }
 
-    /// Stops it, and waits until each of its threads stands still: the signal is there before they do.
+    /// Stops it, and waits until each of its threads stands still: that is some time after the signal.
     ///
     /// # Errors
     /// If the process has gone.
@@ -46,7 +46,7 @@ impl Process {
         Ok(())
     }
 
-    /// Whether it is there.
+    /// Returns true if it exists.
     pub fn exists(self) -> bool {
         fs::exists(self.folder()).unwrap_or(false)
     }
@@ -56,7 +56,7 @@ impl Process {
         fs::read_to_string(&path).map_err(Failure::io(format!("read {path}")))
     }
 
-    /// A number of its status, such as `VmRSS` (KiB) or `Threads`.
+    /// Returns a number of its status, such as `VmRSS` (KiB) or `Threads`.
     ///
     /// # Errors
     /// If the process has gone or has no such number.
@@ -67,7 +67,7 @@ impl Process {
         number.ok_or_else(|| wrong!("{} has no number {field}", self.folder()))
     }
 
-    /// How many files it has open.
+    /// Returns how many files it has open.
     ///
     /// # Errors
     /// If the process has gone.
@@ -81,7 +81,7 @@ impl Process {
         Ok(entries.flatten())
     }
 
-    /// The names and the statuses of its threads.
+    /// Returns the names and the statuses of its threads.
     ///
     /// # Errors
     /// If the process has gone.
@@ -94,7 +94,7 @@ impl Process {
         Ok(self.entries("task")?.filter_map(told).collect())
     }
 
-    /// How long its threads have worked, all but those of vCPUs, in ticks of the clock.
+    /// Returns the CPU time of its threads except for those of vCPUs, in ticks of the clock.
     ///
     /// # Errors
     /// If the process has gone.
@@ -117,7 +117,7 @@ impl Process {
         (words.get(1)? == "vm").then(|| words.last().cloned())?
     }
 
-    /// The processes that it has started and that are still there, in the order of their numbers.
+    /// Returns the processes that it has started and that still exist, in the order of their numbers.
     ///
     /// # Errors
     /// If /proc can't be read.
@@ -126,7 +126,7 @@ impl Process {
         let numbers = entries.flatten();
         let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let mut started: Vec<Self> = numbers.map(Self).collect();
-        // One may end between the listing and the reading.
+        // A process may end between the listing and the reading.
         started.retain(|process| {
             process
                 .status("PPid")
@@ -143,9 +143,9 @@ pub fn value<'a>(status: &'a str, field: &str) -> Option<&'a str> {
     status.lines().find_map(of).map(str::trim)
 }
 
-/// The user and system time of a line of `/proc/PID/task/TID/stat`; nothing if it is a vCPU's.
+/// Returns the user and system time of a line of `/proc/PID/task/TID/stat`; `None` if the thread is a vCPU's.
 fn thread_work(line: &str) -> Option<u64> {
-    // The name is in parentheses, and may have some itself.
+    // The name is in parentheses, and may contain some itself.
     let (head, rest) = line.rsplit_once(") ")?;
     if head.split_once('(')?.1.starts_with("vcpu") {
         return None;

@@ -28,7 +28,7 @@ pub fn errors(output: &Output) -> String {
 }
 
 impl Remote {
-    /// Starts one for these clients, each `NAME=ROLE`, with something changed about its command before.
+    /// Starts a server for these clients, each `NAME=ROLE`. `change` can change its command before.
     ///
     /// # Errors
     /// If certificates can't be made, or the server can't be started.
@@ -74,7 +74,7 @@ impl Remote {
         self.certs().join(name)
     }
 
-    /// A connection of one of its clients.
+    /// Returns a new connection of one of its clients.
     ///
     /// # Errors
     /// If its files aren't there, or the server doesn't answer.
@@ -107,7 +107,7 @@ impl Remote {
         command.output().map_err(Failure::io("run vmprobe"))
     }
 
-    /// As [`run`](Self::run); what it has printed.
+    /// As [`run`](Self::run); returns what `vmprobe` has printed.
     ///
     /// # Errors
     /// If it fails.

@@ -19,7 +19,7 @@ use crate::test::{Failure, wrong};
 const CALLS: &str = "listening on ";
 const METRICS: &str = "metrics on ";
 
-/// The address that the server announces next, with these words before it.
+/// Returns the address that the server announces next, with these words before it.
 fn announced(output: &mut impl BufRead, words: &str) -> Result<String, Failure> {
     let mut line = String::new();
     let read = output.read_line(&mut line);
@@ -36,16 +36,16 @@ fn announced(output: &mut impl BufRead, words: &str) -> Result<String, Failure> 
 pub struct Server {
     child: Child,
     input: Option<ChildStdin>,
-    // Held open so that nothing the server writes fails.
+    // Held open so that the server's writes don't fail.
     output: Mutex<BufReader<ChildStdout>>,
-    // With its socket.
+    // The folder with its socket.
     _folder: TempDir,
     /// Where it listens, as a URL.
     pub endpoint: String,
 }
 
 impl Server {
-    /// Starts it; returns when it listens.
+    /// Starts a server, and returns when it listens.
     ///
     /// # Errors
     /// If it can't be started or ends at once.
@@ -53,7 +53,7 @@ impl Server {
         Self::start_with(cx, |_| {})
     }
 
-    /// As [`start`](Self::start), with something changed about its command before.
+    /// As [`start`](Self::start); `change` can change the command before.
     ///
     /// # Errors
     /// If it can't be started or ends at once.
@@ -61,7 +61,7 @@ impl Server {
         Self::start_program(&cx.program("vmprobed"), change)
     }
 
-    /// As [`start_with`](Self::start_with), of a program that is somewhere else.
+    /// As [`start_with`](Self::start_with), with the program at this path.
     ///
     /// # Errors
     /// As said.
@@ -70,7 +70,7 @@ impl Server {
         change: impl FnOnce(&mut Command),
     ) -> Result<Self, Failure> {
         let folder = TempDir::new().map_err(Failure::io("make a folder for a socket"))?;
-        // Also for a server of another user's.
+        // Other users may use it too, for a server that runs as another user.
         fs::set_permissions(folder.path(), Permissions::from_mode(0o777))
             .map_err(Failure::io("open a folder"))?;
         let socket = folder.path().join("vmprobed.sock");
@@ -100,7 +100,7 @@ impl Server {
         })
     }
 
-    /// Where else it listens, by its next announcement.
+    /// Returns the next further address that it announces.
     ///
     /// # Errors
     /// If there is none.
@@ -108,10 +108,10 @@ impl Server {
         self.announced(CALLS)
     }
 
-    /// Where it tells metrics, by its next announcement.
+    /// Returns the address of its metrics, by its next announcement.
     ///
     /// # Errors
-    /// If that is another one.
+    /// If the next announcement is of something else.
     pub fn metrics_endpoint(&self) -> Result<String, Failure> {
         self.announced(METRICS)
     }
@@ -183,7 +183,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         drop(self.input.take());
-        // The test's own verdict stands by now.
+        // The test's verdict doesn't depend on it any more.
         let _ = self.child.wait();
     }
 }

@@ -16,7 +16,7 @@ impl Shard {
     /// All tests.
     pub const WHOLE: Self = Self { number: 1, of: 1 };
 
-    /// Whether the test with this index among all is in it.
+    /// Returns true if the test with this index among all is in this share.
     pub fn has(self, index: usize) -> bool {
         index % self.of + 1 == self.number
     }

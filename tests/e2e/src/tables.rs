@@ -1,4 +1,4 @@
-//! What the engine reads of the Debian kernels' own tables, checked against their code.
+//! What the engine reads from the Debian kernels' own tables, checked against their code.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -81,7 +81,7 @@ const BOTH: [Reason; 12] = [
 ];
 const NEWER: [Reason; 3] = [Reason::CallThunk, Reason::EndbrSeal, Reason::RuntimeConst];
 
-/// What a bzImage's header says is read from the vmlinux inside as well.
+/// The version that a bzImage's header has is also read from the vmlinux inside.
 fn version(cx: &Context, kernel: &str) -> TestResult {
     let file = std::fs::read(cx.file(kernel)).map_err(Failure::io("read the kernel"))?;
     let file = read_kernel(file).map_err(|e| wrong!("{e}"))?;
@@ -98,7 +98,7 @@ fn version(cx: &Context, kernel: &str) -> TestResult {
     pass_with(read.version)
 }
 
-/// These functions, and no ordinary one, are kept from jumps.
+/// These functions are kept from jumps, and ordinary ones aren't.
 fn without_gs(cx: &Context, kernel: &str, names: &[&str]) -> TestResult {
     let file = std::fs::read(cx.file(kernel)).map_err(Failure::io("read it"))?;
     let elf = read_kernel(file).map_err(|e| wrong!("{e}"))?.elf;
@@ -178,7 +178,7 @@ fn tables(cx: &Context, kernel: &str, more: &[Reason]) -> TestResult {
     for reason in BOTH.iter().chain(more) {
         check!(counts.contains_key(reason), "no entries for {reason:?}");
     }
-    // Room that the compiler leaves before functions has symbols of its own.
+    // The padding that the compiler leaves before functions has symbols of its own.
     let functions = symbols
         .iter()
         .filter(|s| s.kind.eq_ignore_ascii_case(&'t') && !s.name.starts_with("__pfx_"));
@@ -190,7 +190,7 @@ fn tables(cx: &Context, kernel: &str, more: &[Reason]) -> TestResult {
     pass_with(format!("{counts:?}"))
 }
 
-/// Whether there is what an entry says.
+/// Returns true if the text has the kind of instruction that a blacklist entry claims.
 fn is_expected(
     symbols: &Symbols,
     entry: &BlacklistEntry,
@@ -219,7 +219,7 @@ fn is_expected(
         Reason::CallThunk => whole && flow == FlowControl::Call,
         Reason::EndbrSeal => whole && insn.code() == Code::Endbr64,
         Reason::Bug => whole && matches!(insn.mnemonic(), Mnemonic::Ud1 | Mnemonic::Ud2),
-        // Inside an instruction.
+        // The constant is inside an instruction.
         Reason::RuntimeConst => return !text.is_boundary(entry.range.start),
         _ => true,
     };

@@ -27,7 +27,7 @@ impl Terminal {
     /// Starts `vmprobe run`.
     ///
     /// # Errors
-    /// If it ends before it tells of its server.
+    /// If it ends before it has printed its server's address.
     pub fn start(command: &mut Command) -> Result<Self, Failure> {
         let mut child = command
             .stdin(Stdio::piped())
@@ -51,7 +51,7 @@ impl Terminal {
     /// Types a line.
     ///
     /// # Errors
-    /// If nobody reads it.
+    /// If `vmprobe run` no longer reads its input.
     pub fn type_line(&mut self, line: &str) -> Result<(), Failure> {
         self.type_bytes(format!("{line}\n").as_bytes())
     }
@@ -59,7 +59,7 @@ impl Terminal {
     /// Types bytes.
     ///
     /// # Errors
-    /// If nobody reads them.
+    /// If `vmprobe run` no longer reads its input.
     pub fn type_bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let typed = self.input.write_all(bytes);
         let typed = typed.and_then(|()| self.input.flush());
@@ -92,7 +92,7 @@ impl Terminal {
         }
     }
 
-    /// Logs in by a password where this is asked, up to the end of the shell's prompt.
+    /// Logs in with a password where the guest asks for a login, up to the end of the shell's prompt.
     ///
     /// # Errors
     /// If the guest ends first.
@@ -110,12 +110,12 @@ impl Terminal {
         Ok(())
     }
 
-    /// Has the shell run a command, and returns what that shows. It is to end with 0.
+    /// Has the shell run a command, and returns the command's output. Its exit code must be 0.
     ///
     /// # Errors
-    /// If it ends with anything else, or the guest does before.
+    /// If the exit code is another one, or the guest ends first.
     pub fn command(&mut self, command: &str) -> Result<String, Failure> {
-        // The terminal shows what is typed, so that must not have the marks in it.
+        // The terminal echoes what is typed, so the typed line must not contain the marks themselves.
         self.type_line(&format!("echo \"[be\"gin]; {command}; echo \"[en\"d=$?]"))?;
         self.wait_for("[begin]\r\n")?;
         let output = self.wait_for("[end=")?;
@@ -144,7 +144,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Hands on all that is read, and shows it in the test's output line by line.
+/// Sends on all that is read, and shows it in the test's output line by line.
 fn follow(mut from: ChildStdout) -> Receiver<Vec<u8>> {
     let (to, chunks) = channel();
     thread::spawn(move || {
@@ -168,7 +168,7 @@ fn follow(mut from: ChildStdout) -> Receiver<Vec<u8>> {
     chunks
 }
 
-/// Waits for the line about the server. What comes behind it is shown in the test's output.
+/// Waits for the line about the server. Later lines are shown in the test's output.
 fn server(errors: ChildStderr) -> Result<String, Failure> {
     let mut lines = BufReader::new(errors).lines().map_while(Result::ok);
     let mut said = Vec::new();

@@ -1,4 +1,4 @@
-//! What this program does when it is no PID 1: small commands for guests that run one.
+//! The commands of this program when it isn't PID 1: small ones, for guests that run one.
 
 use std::env;
 use std::fs;
@@ -8,17 +8,17 @@ use std::process;
 /// The first argument of such a command.
 pub const COMMAND: &str = "command";
 
-/// Does what the arguments say; answers with the exit code.
+/// Does what the arguments say. Returns the exit code.
 pub fn run(arguments: &[String]) -> io::Result<u8> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match *arguments {
-        // Copies its input to its output, and says on standard error how much that was.
+        // Copies its input to its output, and reports the number of bytes on standard error.
         ["copy"] => {
             let copied = io::copy(&mut io::stdin(), &mut io::stdout())?;
             writeln!(io::stderr(), "{copied} bytes")?;
             Ok(0)
         }
-        // Says who and where it is, and what it has in its environment.
+        // Reports its user, its folder and a variable of its environment.
         ["who", variable] => {
             let value = env::var(variable).unwrap_or_default();
             let folder = env::current_dir()?;
@@ -36,7 +36,7 @@ pub fn run(arguments: &[String]) -> io::Result<u8> {
             io::stdout().write_all(&fs::read(path)?)?;
             Ok(0)
         }
-        // Ends with an exit code, with something left in its output.
+        // Ends with an exit code, with unflushed output.
         ["exit", code] => {
             io::stdout().write_all(b"no line feed")?;
             io::stdout().flush()?;
@@ -49,7 +49,7 @@ pub fn run(arguments: &[String]) -> io::Result<u8> {
                 .spawn()?;
             process::abort()
         }
-        // Waits for the end of an input that has none.
+        // Waits for the end of an input that never ends.
         ["wait"] => loop {
             let mut byte = [0];
             if io::stdin().read(&mut byte)? == 0 {

@@ -14,7 +14,7 @@ pub fn report(event: &str, mut fields: Value) {
     fields["event"] = event.into();
     let line = format!("{PREFIX}{fields}\n");
     let mut console = io::stdout().lock();
-    // Whoever should hear that it failed would hear it by the console.
+    // A failure could only be reported by this console.
     let _ = console
         .write_all(line.as_bytes())
         .and_then(|()| console.flush());
@@ -48,7 +48,7 @@ pub fn line() -> io::Result<String> {
     Ok(line.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-/// Whether a line of input waits to be read.
+/// Returns true if a line of input waits to be read.
 pub fn has_input() -> io::Result<bool> {
     let mut poll = libc::pollfd {
         fd: libc::STDIN_FILENO,

@@ -33,7 +33,7 @@ pub fn mount_all() -> Result<(), MountError> {
     Ok(())
 }
 
-/// Mounts a file system that has no device. Once more over itself is fine.
+/// Mounts a file system that has no device. It may be mounted already.
 pub fn mount(kind: &CStr, target: &CStr) -> io::Result<()> {
     // SAFETY: the strings end in NUL and outlive the call; these file systems take no data.
     let result = unsafe {
@@ -67,7 +67,7 @@ pub fn end(end: End) {
     match end {
         End::PowerOff => reboot(libc::RB_POWER_OFF),
         End::Reboot => reboot(libc::RB_AUTOBOOT),
-        // A failure is as in the other cases.
+        // On a failure, PID 1 exits, as in the other cases.
         End::Crash => drop(fs::write("/proc/sysrq-trigger", "c")),
         End::Panic => {}
         End::Stay => loop {

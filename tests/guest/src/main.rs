@@ -1,9 +1,9 @@
-//! PID 1 of the Linux guests under test: does one workload, says so on the console, ends the
-//! machine in the way asked for. As a process of a guest's it is a command, see [`command`].
+//! PID 1 of the Linux guests under test: does one workload, reports it on the console, and ends the
+//! machine in the requested way. As a process of a guest it is a command, see [`command`].
 //!
 //! Its arguments come from the kernel's command line, after ` -- `:
 //! `console=ttyS0 -- workload=files count=200 end=poweroff`; see [`plan::Plan`] for all of them.
-//! What it has to say are lines of JSON after a fixed prefix, so that a test waits for them:
+//! Its reports are lines of JSON after a fixed prefix, for which a test waits:
 //!
 //! ```text
 //! @guest {"event":"ready","workload":"files"}

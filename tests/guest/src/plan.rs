@@ -20,7 +20,7 @@ pub struct Plan {
     pub count: u64,
     pub rounds: u64,
     pub call: Call,
-    /// As the argument has them; see [`Plan::places`].
+    /// The argument itself; see [`Plan::places`].
     pub at: String,
     pub module: String,
     pub hold: bool,
@@ -63,7 +63,7 @@ macro_rules! named {
                 match self { $(Self::$variant => $name),+ }
             }
 
-            /// The one of this name.
+            /// The value of this name.
             pub fn parse(key: &'static str, value: &str) -> Result<Self, PlanError> {
                 Self::ALL.iter().copied().find(|item| item.name() == value).ok_or_else(|| {
                     let names: Vec<_> = Self::ALL.iter().map(|item| item.name()).collect();
@@ -80,9 +80,9 @@ named! {
     Workload {
         /// Nothing.
         None = "none",
-        /// Writes to a port that no device has, which who follows the guest's exits sees.
+        /// Writes to a port that no device has, which a tracer of the guest's exits sees.
         Mark = "mark",
-        /// Makes some system calls, and says what each has answered.
+        /// Makes some system calls, and reports their results.
         Answers = "answers",
         /// Counts the CPUs that are online.
         Cpus = "cpus",
@@ -94,10 +94,11 @@ named! {
         Files = "files",
         /// Opens files by good, bad and long names, and reads into several buffers, `count` times each.
         Names = "names",
-        /// Makes `getpgid` of pointers to all kinds of memory and to none, and says how many of which kind.
+        /// Makes `getpgid` of pointers to all kinds of memory and to none, and reports how many there were of each
+        /// kind.
         Hostile = "hostile",
-        /// Makes `getpgid` of one pointer `count` times, while a thread on another CPU makes and ends the mapping
-        /// that it leads to.
+        /// Makes `getpgid` of one pointer `count` times, while a thread on another CPU maps and unmaps the page that it
+        /// points to.
         Unmapped = "unmapped",
         /// Starts a process that ends at once and waits for it, `count` times.
         Forks = "forks",
@@ -115,28 +116,27 @@ named! {
         /// One thread makes `getppid` and then the system call `syscall`, `count` times from each CPU
         /// in turn.
         Pairs = "pairs",
-        /// As `threads`, `rounds` times with a `round` report each; then says what the kernel's log
-        /// has to complain about.
+        /// As `threads`, `rounds` times with a `round` report each; then reports complaints in the kernel's log.
         Smp = "smp",
         /// Sleeps for `ms` milliseconds.
         Sleep = "sleep",
-        /// Puts the guest's own kprobes and kretprobes at the places `at`, makes `syscall` `count`
-        /// times, and says what they counted.
+        /// Puts the guest's own kprobes and kretprobes at the places `at`, makes `syscall` `count` times, and reports
+        /// their counts.
         Kprobe = "kprobe",
-        /// Registers a kprobe of the guest's own at the place `at`, arms it, disarms it and removes it, with
-        /// `count` calls of `syscall` between.
+        /// Registers a kprobe of the guest's own at the place `at`, arms it, disarms it and removes it, with `count`
+        /// calls of `syscall` in between.
         KprobeSwitched = "kprobe-switched",
-        /// The same, waiting after it was armed until the kernel has made a jump of it.
+        /// The same, but after arming it waits until the kernel has made it a jump.
         KprobeJump = "kprobe-jump",
         /// The same with the function tracer and the function graph tracer.
         Ftrace = "ftrace",
         /// Writes to files of tracefs: `at` has `FILE=TEXT`, separated by `;`, commas for blanks.
         Tracing = "tracing",
-        /// Says how often the function tracer has seen the functions `at` called since `tracing`.
+        /// Reports how many calls of the functions `at` the function tracer has seen since `tracing`.
         Traced = "traced",
-        /// Makes trace events of the guest's own of the definitions `at`, separated by `;`, commas for blanks.
+        /// Defines trace events of the guest's own by the definitions `at`, separated by `;`, commas for blanks.
         Define = "define",
-        /// Says the lines of the trace since `define`, and ends its events.
+        /// Reports the lines of the trace since `define`, and removes its events.
         Trace = "trace",
         /// Times `count` calls of `syscall` on the first CPU, `rounds` times; with `at`, under a kprobe
         /// event of the guest's own there that the kernel has made a jump. Its arguments, commas for blanks, and
@@ -191,7 +191,7 @@ named! {
         Sweep = "sweep",
         /// Gives bad pointers to system calls, `count` times each.
         Fault = "fault",
-        /// `count` processes block in `read` of one pipe until they are let go, or killed.
+        /// Lets `count` processes block in `read` of one pipe until they are released, or killed.
         Readers = "readers",
         /// Polls a chain of epoll instances, in which the kernel recurses, `count` times.
         Nested = "nested",
@@ -200,49 +200,49 @@ named! {
         Pages = "pages",
         /// One thread on each CPU sends itself a signal, `count` times, whose stack isn't there yet.
         AltStack = "altstack",
-        /// Writes over the memory at the physical address `at`, `rounds` times, while one thread on each
-        /// CPU makes `syscall` `count` times over and over.
+        /// Overwrites the memory at the physical address `at`, `rounds` times, while one thread on each CPU makes
+        /// `syscall` `count` times over and over.
         Scribble = "scribble",
-        /// Writes over the `count` bytes of memory at the physical address `at`, of which nothing is known,
-        /// `rounds` times, while one thread on each CPU makes `syscall` over and over.
+        /// Overwrites `count` bytes of memory of any content at the physical address `at`, `rounds` times, while one
+        /// thread on each CPU makes `syscall` over and over.
         Overwrite = "overwrite",
-        /// As `smp`, with the function tracer at `at`; says how often it saw each CPU call, and how
-        /// the CPUs' calls interleave.
+        /// As `smp`, with the function tracer at `at`; reports how many calls it saw on each CPU, and how the CPUs'
+        /// calls interleave.
         Interleaved = "interleaved",
         /// Asks the kernel for a kprobe at each byte of the ranges `at`, each `ADDRESS+LENGTH`.
         Probeable = "probeable",
-        /// Says where the kernel itself allows no kprobe.
+        /// Reports where the kernel itself allows no kprobe.
         Blacklist = "blacklist",
         /// Counts the functions in the kernel's text, by its own list of symbols.
         Functions = "functions",
         /// Has the kernel patch its own text in every way there is: tracers, events, static keys, static
         /// calls, CPUs that come and go, modules.
         Toggle = "toggle",
-        /// Has the kernel make kprobes of the places `at`, and says how it lists them: kretprobes of those that
-        /// end in `%return`, disabled ones of those that begin with `!`.
+        /// Has the kernel make kprobes of the places `at`, and reports how it lists them: kretprobes of those that end
+        /// in `%return`, disabled ones of those that begin with `!`.
         Listing = "listing",
         /// The same, with jumps where the kernel can make them.
         ListingJumps = "listing-jumps",
         /// Fills nearly all free memory, and finds it unchanged afterwards.
         Fill = "fill",
-        /// Says what the kernel's log has to complain about.
+        /// Reports complaints in the kernel's log.
         Log = "log",
-        /// Writes `count` lines to the kernel's log, `ms` milliseconds apart, and says which times it gave them.
+        /// Writes `count` lines to the kernel's log, `ms` milliseconds apart, and reports the times that the log gave
+        /// them.
         Say = "say",
-        /// A process of its own reads the file `at`, or writes it where that is `FILE=TEXT`; says how the process
-        /// ended and what the kernel's log has got since.
+        /// Has a process of its own read the file `at`, or write it if that is `FILE=TEXT`; reports how the process
+        /// ended and the new lines of the kernel's log.
         Oops = "oops",
-        /// Gives a file to `count` users in turn, asks whose it is, and sets an option of a socket.
+        /// Gives a file to `count` users in turn, asks who owns it, and sets an option of a socket.
         Owned = "owned",
-        /// Puts the kernel's own tools at the places `at`, changes them and takes them away as lines of
-        /// console input ask, until the line `quit`; see [`crate::workload::tools`].
+        /// Puts the kernel's own tools at the places `at`, changes and removes them as lines of console input ask,
+        /// until the line `quit`; see [`crate::workload::tools`].
         Tools = "tools",
     }
 }
 
 named! {
-    /// The system call that is made. None of them is made by anything else in the guest
-    /// between `ready` and `done`.
+    /// The system call that is made. Nothing else in the guest makes it between `ready` and `done`.
     Call {
         /// `getppid`.
         Getppid = "getppid",
@@ -262,11 +262,11 @@ named! {
 }
 
 named! {
-    /// Whether.
+    /// A choice of yes or no.
     Switch {
-        /// So.
+        /// Yes.
         Yes = "yes",
-        /// Not so.
+        /// No.
         No = "no",
     }
 }
@@ -282,13 +282,13 @@ named! {
         Crash = "crash",
         /// PID 1 exits, at which the kernel panics.
         Panic = "panic",
-        /// It doesn't: PID 1 sleeps.
+        /// The guest doesn't end: PID 1 sleeps.
         Stay = "stay",
     }
 }
 
 impl Plan {
-    /// Understands the arguments; those left out have their defaults.
+    /// Parses the arguments; those left out have their defaults.
     pub fn parse(arguments: &[String]) -> Result<Self, PlanError> {
         let mut plan = Self {
             workload: Workload::None,
@@ -302,7 +302,7 @@ impl Plan {
             seed: 1,
             end: End::PowerOff,
         };
-        // The kernel hands on the words that only its decompressor knows.
+        // The kernel passes on words that only its decompressor knows.
         let own = |argument: &&String| !matches!(argument.as_str(), "nokaslr" | "kaslr");
         for argument in arguments.iter().filter(own) {
             let (key, value) = argument

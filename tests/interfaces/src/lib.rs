@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// `struct ifreq`: a name, and what is told of it or asked about it.
+/// `struct ifreq`: a name, and the data of the call.
 #[repr(C)]
 struct Request {
     name: [u8; libc::IFNAMSIZ],
@@ -31,7 +31,7 @@ impl Request {
         Ok(request)
     }
 
-    /// Makes a call of the kernel's whose argument is such a request.
+    /// Makes a call to the kernel whose argument is such a request.
     fn call(&mut self, file: &impl AsRawFd, call: libc::c_ulong) -> io::Result<()> {
         // SAFETY: the calls made here read and write a `struct ifreq`, which this is; it lives for the call.
         let result = unsafe { libc::ioctl(file.as_raw_fd(), call as _, &raw mut *self) };
@@ -58,7 +58,7 @@ pub fn set_up(name: &str, address: Ipv4Addr) -> io::Result<()> {
     Request::new(name, &up)?.call(&socket, libc::SIOCSIFFLAGS)
 }
 
-/// Sends what is for no network of the host's own over the interface `name`, to `gateway`.
+/// Routes packets for other networks than the host's own over the interface `name`, to `gateway`.
 ///
 /// # Errors
 /// As [`set_up`].
@@ -84,17 +84,17 @@ pub fn set_gateway(name: &str, gateway: Ipv4Addr) -> io::Result<()> {
     done(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCADDRT as _, &raw const route) })
 }
 
-/// A tap interface. It is removed with this.
+/// A tap interface. It is removed when this is dropped.
 #[derive(Debug)]
 pub struct Tap {
     name: String,
 }
 
 impl Tap {
-    /// Makes one, with an address in a network of 24 bits, and switches it on. Nobody is at its other end yet.
+    /// Makes one, with an address in a network of 24 bits, and switches it on. Its other end isn't open yet.
     ///
     /// # Errors
-    /// The kernel has none (module `tun`), or this process may not make one.
+    /// The kernel has no tap interfaces (module `tun`), or this process may not make one.
     pub fn new(name: &str, address: Ipv4Addr) -> io::Result<Self> {
         let file = OpenOptions::new()
             .read(true)
@@ -116,7 +116,7 @@ impl Tap {
         &self.name
     }
 
-    /// Removes it, whoever has its other end.
+    /// Removes it, even if its other end is open.
     ///
     /// # Errors
     /// The system refuses it.
@@ -172,7 +172,7 @@ fn socket(family: libc::c_int, kind: libc::c_int, protocol: libc::c_int) -> io::
     if socket < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it is new, and nobody else's.
+    // SAFETY: it is new, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 

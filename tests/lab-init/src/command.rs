@@ -22,8 +22,8 @@ pub enum CommandError {
     Follow(#[from] io::Error),
 }
 
-/// Runs the task's commands, also those after one that fails. Returns how the first that failed has ended, or else
-/// the last.
+/// Runs the task's commands, also those after one that fails. Returns how the first that failed has ended, or how the
+/// last has ended if none failed.
 pub fn run_all(task: &Task, port: &Port) -> Result<Exit, CommandError> {
     let mut ended: Option<Exit> = None;
     for command in &task.commands {
@@ -33,8 +33,8 @@ pub fn run_all(task: &Task, port: &Port) -> Result<Exit, CommandError> {
     ended.ok_or(CommandError::Empty)
 }
 
-/// Runs a command to its end and sends its output as it comes. Whatever it left running is
-/// killed, so that the output ends with it.
+/// Runs a command to its end and sends its output as it comes. Processes that it leaves running are killed, so that the
+/// output ends with it.
 fn run(command: &[String], env: &[(String, String)], port: &Port) -> Result<Exit, CommandError> {
     let (program, arguments) = command.split_first().ok_or(CommandError::Empty)?;
     let (mut output, writer) = io::pipe()?;
@@ -52,7 +52,7 @@ fn run(command: &[String], env: &[(String, String)], port: &Port) -> Result<Exit
     let child = command
         .spawn()
         .map_err(|e| CommandError::Start(program.clone(), e))?;
-    // The command holds the pipe's writing end; with it gone the pipe ends with its last user.
+    // The command holds the pipe's writing end. Without it, the pipe ends when its last user ends.
     drop(command);
 
     thread::scope(|scope| {

@@ -25,7 +25,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// Whether it is exit code 0.
+    /// Returns true if it is exit code 0.
     #[must_use]
     pub fn success(self) -> bool {
         self == Self::Code(0)
@@ -65,8 +65,8 @@ pub enum FrameError {
 }
 
 impl Frame {
-    /// The frame as bytes. A payload over [`MAX_PAYLOAD`] is the caller's to split, by
-    /// [`Frame::split`]; a text over it is cut.
+    /// Encodes the frame. The caller must split a payload over [`MAX_PAYLOAD`] by [`Frame::split`];
+    /// a text over it is cut.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -85,7 +85,8 @@ impl Frame {
         }
     }
 
-    /// Bytes of any length as frames made by `kind`: [`Frame::Output`] or [`Frame::Results`].
+    /// Splits bytes of any length into frames made by `kind`: [`Frame::Output`] or
+    /// [`Frame::Results`].
     pub fn split(bytes: &[u8], kind: fn(Vec<u8>) -> Self) -> impl Iterator<Item = Self> {
         bytes
             .chunks(MAX_PAYLOAD)

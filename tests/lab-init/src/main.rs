@@ -13,7 +13,7 @@ use lab_init::{Exit, Frame, REPORT_PORT, RESULTS_PATH, Task};
 use crate::port::Port;
 
 fn main() {
-    // Without /dev there is nobody to tell; the machine still powers off and the host sees a
+    // Without /dev the failure can't be reported; the machine still powers off and the host sees a
     // report that ends before its last frame.
     let mounted = machine::mount_all();
     if let Ok(port) = Port::open(Path::new(REPORT_PORT)) {
@@ -21,7 +21,7 @@ fn main() {
             Ok(exit) => Frame::Exit(exit),
             Err(error) => Frame::Failed(chain(error.as_ref())),
         };
-        // A port that fails can't carry the news of its own failure.
+        // A port that fails can't report its own failure.
         let _ = port.send(&last).and_then(|()| port.drain());
     }
     machine::power_off();

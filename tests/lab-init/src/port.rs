@@ -1,4 +1,4 @@
-//! The report port: a serial line with nothing translated on its way.
+//! The report port: a serial line that passes all bytes unchanged.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// Where the commands leave the bytes that they want to hand back: each adds to what is there. They find the
-/// path in the environment variable `VMPROBE_RESULTS`.
+/// Where the commands leave the bytes of their results: each appends to the file. They find the path in the environment
+/// variable `VMPROBE_RESULTS`.
 pub const RESULTS_PATH: &str = "/results";
 
 /// A kernel module to load.

@@ -57,7 +57,7 @@ pub enum AptError {
     Cache(#[from] CacheError),
 }
 
-/// Package lists of one Debian release, for one user of them at a time.
+/// Package lists of one Debian release, locked for one user at a time.
 #[derive(Debug)]
 pub(crate) struct Release {
     name: &'static str,
@@ -139,7 +139,7 @@ impl Release {
         self.only_file(package, into, "xz")
     }
 
-    /// Fetches the upstream part of the newest version of a source package that the mirror has, as
+    /// Fetches the upstream part of the newest available version of a source package, as
     /// [`upstream_source`](Self::upstream_source) does. A mirror may list versions whose files it has dropped.
     pub(crate) fn any_upstream_source(
         &self,
@@ -152,7 +152,7 @@ impl Release {
         for version in source_versions(&listed) {
             match self.upstream_source(&format!("{package}={version}"), into) {
                 Ok(path) => return Ok(path),
-                // The newest version is the one whose absence has to be explained.
+                // The error about the newest version is the one that is reported.
                 Err(error) => problem = problem.or(Some(error)),
             }
         }
@@ -222,7 +222,7 @@ fn sources_of(mirror: &Mirror, suite: &str) -> Result<String, AptError> {
     if !Path::new(keyring).exists() {
         return Err(AptError::NoKeyring(keyring.clone()));
     }
-    // A machine's mirror may name a keyring of its release alone; Debian's package has them all.
+    // A machine's mirror may name a keyring of its own release only; Debian's package has all keyrings.
     let keyrings = match keyring.as_str() {
         DEBIAN_KEYRING => keyring.clone(),
         _ if Path::new(DEBIAN_KEYRING).exists() => format!("{keyring},{DEBIAN_KEYRING}"),

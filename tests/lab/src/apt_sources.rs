@@ -34,7 +34,7 @@ pub(crate) struct Mirror {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mirrors {
     pub(crate) main: Mirror,
-    /// Of the security updates, if the machine uses them.
+    /// The mirror of the security updates, if the machine uses them.
     pub(crate) security: Option<Mirror>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn read(etc_apt: &Path) -> Option<Mirrors> {
             Some("sources") => parse_deb822,
             _ => continue,
         };
-        // A file that can't be read may still leave others that can.
+        // If a file can't be read, others may still be readable.
         entries.extend(
             fs::read_to_string(&file)
                 .map(|text| parse(&text))
@@ -180,12 +180,13 @@ fn entry_of_stanza(stanza: &[(String, String)]) -> Option<Entry> {
     })
 }
 
-/// Only a file can be named in sources of our own; a fingerprint or a key written out can't.
+/// Returns the path of a keyring. Our own sources can name only a file, not a fingerprint or an
+/// inline key.
 fn keyring_path(value: &str) -> Option<String> {
     (value.starts_with('/') && !value.contains(char::is_whitespace)).then(|| value.to_owned())
 }
 
-/// Without install media: they hold one release only.
+/// Removes install media: they hold one release only.
 fn usable(mut uris: Vec<String>) -> Vec<String> {
     uris.retain(|uri| !uri.starts_with("cdrom:"));
     uris

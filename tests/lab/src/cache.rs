@@ -1,4 +1,4 @@
-//! The cache: where things that take long to make or fetch stay between runs, outside the clone.
+//! The cache: files that take long to make or fetch and are kept between runs, outside the clone.
 //!
 //! Everything in it can be deleted at any time; it is made again.
 
@@ -43,8 +43,8 @@ pub fn cache_dir() -> Result<PathBuf, CacheError> {
     Ok(path)
 }
 
-/// Gives a folder that is whole its name in the cache. If another process has been as fast, its folder stays and this one
-/// goes.
+/// Gives a complete folder its name in the cache. If another process has finished first, its folder stays and this one
+/// is removed.
 ///
 /// # Errors
 /// It can't be named so, and there is none of that name.
@@ -58,13 +58,13 @@ pub fn put_in_place(unfinished: &Path, folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Holds a lock in the cache; dropping it, or the end of the process, lets go.
+/// Holds a lock in the cache; it is released when this is dropped, or when the process ends.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
 }
 
-/// Waits for the cache's lock of this name, so that only one process at a time makes a thing.
+/// Waits for the cache's lock of this name, so that only one process at a time makes the thing that it protects.
 pub(crate) fn lock(cache: &Path, name: &str) -> Result<Lock, CacheError> {
     let path = cache.join(format!("{name}.lock"));
     let io = |source| CacheError::Io {
@@ -80,8 +80,8 @@ pub(crate) fn lock(cache: &Path, name: &str) -> Result<Lock, CacheError> {
     Ok(Lock { _file: file })
 }
 
-/// An empty folder to make something in, `parent/prefix-PID`, and no other of this prefix. The caller
-/// holds the lock of what it makes there, so those are left by processes that were interrupted.
+/// Makes an empty folder to work in, `parent/prefix-PID`, and removes others of this prefix. The caller holds the lock
+/// of what it makes there, so those others were left by processes that were interrupted.
 ///
 /// Each process has its own name because a killed one may have left children that still write.
 pub(crate) fn work_dir(parent: &Path, prefix: &str) -> Result<PathBuf, CacheError> {
@@ -127,8 +127,8 @@ pub(crate) fn io_error(action: &'static str, path: &Path, source: io::Error) -> 
     }
 }
 
-/// A short name for some inputs: FNV-1a, 64 bits. It tells versions of our own files apart; it is
-/// no guard against anybody.
+/// A short name for some inputs: FNV-1a, 64 bits. It distinguishes versions of our own files; it doesn't protect
+/// against anybody.
 #[must_use]
 pub fn key(parts: &[&[u8]]) -> String {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;

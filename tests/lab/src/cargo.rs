@@ -67,11 +67,11 @@ impl Program {
     }
 }
 
-/// Builds programs, optimized and with all libraries inside, and returns their paths. They are in a folder of
-/// their own under cargo's target folder, so that other builds stay valid.
+/// Builds programs, optimized and statically linked, and returns their paths. They are in a folder of their own under
+/// cargo's target folder, so that other builds stay valid.
 ///
-/// All at once is a good deal faster than one after the other: cargo chooses the features of what they share by all
-/// that it is told to build, and builds it anew for another choice.
+/// Building all at once is much faster than one after the other: cargo chooses the features of shared packages by
+/// everything that it is told to build, and rebuilds them for another choice.
 ///
 /// # Errors
 /// If one doesn't build.
@@ -94,7 +94,7 @@ pub fn static_programs<const N: usize>(programs: [Program; N]) -> Result<[PathBu
     }
     build
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        // At an address of their own, too, so that a program has nothing to relocate when it starts.
+        // At fixed addresses, too, so that a program has nothing to relocate when it starts.
         .env(
             "RUSTFLAGS",
             "-C target-feature=+crt-static -C relocation-model=static",
@@ -120,7 +120,7 @@ pub fn static_programs<const N: usize>(programs: [Program; N]) -> Result<[PathBu
     Ok(paths)
 }
 
-/// The program of this name among what cargo says that it has made: one message a line.
+/// Returns the program of this name from cargo's messages, one a line.
 fn executable(messages: &str, name: &str) -> Option<PathBuf> {
     #[derive(Deserialize)]
     struct Message {

@@ -23,7 +23,7 @@ pub(crate) struct Archive {
 
 impl Archive {
     /// Adds an entry. `name` has no leading slash; `device` is major and minor of a device node.
-    /// Data of 4 GiB and more doesn't fit the format; the caller sees to it.
+    /// The format has no room for data of 4 GiB and more, which the caller must check.
     pub(crate) fn entry(&mut self, name: &str, mode: u32, device: (u32, u32), data: &[u8]) {
         self.entries += 1;
         // Inode, mode, uid, gid, links, time, size, device of the file system (major, minor),

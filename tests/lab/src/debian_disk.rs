@@ -32,8 +32,8 @@ pub enum DebianDiskError {
     Cache(#[from] CacheError),
 }
 
-/// Finds the disk in the cache, or makes it there, which takes less than a minute and the time to fetch 70 MB. The cached
-/// one is for this script and has the packages that Debian had then; it needs no network.
+/// Finds the disk in the cache, or makes it there, which takes less than a minute and the time to fetch 70 MB. One that
+/// is cached for this script has the packages of that time, and needs no network.
 ///
 /// It is a qcow2 image of a disk with one partition. Root's password is `vmprobe`.
 ///

@@ -1,6 +1,6 @@
-//! The machines that the lab can be.
+//! The emulators for the lab machine.
 
-/// What emulates the lab machine's CPU, and so which of Linux' KVMs is tested in it.
+/// The emulator of the lab machine's CPU. It decides which of Linux' KVMs is tested in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Emulator {
     /// QEMU, an AMD CPU with SVM: `kvm-amd`. Its CPUs run at the same time, as the host schedules them.
@@ -18,8 +18,8 @@ pub struct BochsCpu {
     /// How many instructions each of several CPUs runs before the next one's turn: 1 to 32. The fewer
     /// there are, the finer the CPUs interleave, and the slower it all is.
     pub quantum: u8,
-    /// Instructions in a second of the machine's own time. More than there are in a second of ours
-    /// keeps timer interrupts apart and every time limit inside far away.
+    /// Instructions in a second of the machine's own time. If they are more than in a real second, timer interrupts are
+    /// farther apart, and time limits inside the machine take longer.
     pub ips: u32,
 }
 
@@ -34,7 +34,7 @@ impl Default for BochsCpu {
 }
 
 impl Emulator {
-    /// What a place of this kind is called in reports: `lab-amd` or `lab-intel`.
+    /// Returns the name of such a place in reports: `lab-amd` or `lab-intel`.
     #[must_use]
     pub fn place(&self) -> &'static str {
         match self {
@@ -43,7 +43,7 @@ impl Emulator {
         }
     }
 
-    /// What it is, for people.
+    /// Returns a description for people.
     #[must_use]
     pub fn description(&self) -> &'static str {
         match self {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::cpio::{self, Archive};
 
 /// An initramfs being built. Paths are absolute, as the booted kernel sees them; folders above an
-/// entry are made by themselves.
+/// entry are made automatically.
 ///
 /// ```
 /// let image = lab::Initramfs::new()
@@ -27,8 +27,8 @@ impl Default for Initramfs {
 }
 
 impl Initramfs {
-    /// One that holds what every PID 1 needs before it mounts anything: `/dev/console`, which the
-    /// kernel opens as its standard input and output, and `/dev/null`.
+    /// An initramfs with what every PID 1 needs before it mounts anything: `/dev/console`, which
+    /// the kernel opens as its standard input and output, and `/dev/null`.
     #[must_use]
     pub fn new() -> Self {
         // Numbers: the kernel's Documentation/admin-guide/devices.txt.
@@ -70,8 +70,8 @@ impl Initramfs {
         )
     }
 
-    /// The image, not compressed: a kernel takes it as it is, and nobody waits for gzip in an
-    /// emulated machine.
+    /// Returns the image. It isn't compressed: a kernel takes it like that, and gzip would be slow
+    /// in an emulated machine.
     #[must_use]
     pub fn finish(self) -> Vec<u8> {
         self.archive.finish()
@@ -97,7 +97,7 @@ impl Initramfs {
     }
 }
 
-/// The path as cpio has it: no slash at its start, none doubled.
+/// Returns the path in cpio's form: without a leading slash, and without doubled ones.
 fn relative(path: &str) -> String {
     let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
     parts.join("/")
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(build(), build());
     }
 
-    /// Runs where the machine has GNU cpio, which no build of ours needs.
+    /// Runs only on a machine with GNU cpio, which none of our builds needs.
     #[test]
     fn gnu_cpio_unpacks_what_we_pack() {
         if Command::new("cpio").arg("--version").output().is_err() {

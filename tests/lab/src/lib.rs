@@ -1,9 +1,9 @@
 //! The lab: upstream KVM on any machine, whatever its own `/dev/kvm` can do.
 //!
-//! An emulator with some faults mended is the machine: QEMU, an AMD CPU with SVM, or Bochs, an Intel CPU
-//! with VMX (see [`Emulator`]). In it Debian's stock kernel with its own `kvm-amd` or `kvm-intel` is the
-//! host (L1), and a program of ours runs there as root and boots guests (L2). All that takes long is
-//! made once and kept in a cache outside the clone.
+//! The machine is an emulator with some faults fixed: QEMU, an AMD CPU with SVM, or Bochs, an Intel CPU with VMX (see
+//! [`Emulator`]). In it Debian's stock kernel with its own `kvm-amd` or `kvm-intel` is the host (L1), and a program of
+//! ours runs there as root and boots guests (L2). All that takes long is made once and kept in a cache outside the
+//! clone.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

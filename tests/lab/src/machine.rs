@@ -31,7 +31,7 @@ pub struct Lab {
     pub memory_mib: u32,
     /// Files to copy in: path on this machine, absolute path in L1. Permissions are kept.
     pub files: Vec<(PathBuf, String)>,
-    /// Programs to run before, as `command`. One that fails keeps none from running, but the run counts as failed.
+    /// Programs to run before, like `command`. If one fails, the others still run, but the run counts as failed.
     pub before: Vec<Vec<String>>,
     /// The program, by its path in L1, and its arguments. It must be statically linked.
     pub command: Vec<String>,
@@ -47,7 +47,7 @@ pub struct Lab {
     pub console_log: Option<PathBuf>,
 }
 
-/// What a run gave.
+/// The results of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabRun {
     /// How the program ended.
@@ -58,7 +58,7 @@ pub struct LabRun {
     pub duration: Duration,
 }
 
-/// Why a run gave nothing.
+/// Why a run gave no results.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// There is no QEMU.
@@ -128,9 +128,9 @@ pub enum LabError {
 }
 
 impl Lab {
-    /// Virtual CPUs of L1, unless something else is wanted. One: Bochs runs several in turn, and with two, QEMU now and then (twice in some
-    /// 250 guests) goes on executing an int3 in L1's kernel that isn't in memory any more, after that
-    /// kernel has patched its own text, and L1 hangs.
+    /// Virtual CPUs of L1, by default. One: Bochs runs several in turn, and with two, QEMU now and then (twice in some
+    /// 250 guests) goes on executing an int3 in L1's kernel that isn't in memory any more, after that kernel has
+    /// patched its own text, and L1 hangs.
     pub const CPUS: u8 = 1;
 
     /// A machine of QEMU's with one CPU and 3 GiB that runs a program for ten minutes at most.
@@ -176,7 +176,7 @@ impl Lab {
             log: &log,
             live_console: self.live_console,
         };
-        // The time counts from power-on, not from the building of an emulator.
+        // The time counts from power-on, so that it doesn't include building an emulator.
         let (running, started) = match &self.emulator {
             Emulator::Qemu => {
                 let qemu = ensure_qemu()?;
@@ -188,7 +188,7 @@ impl Lab {
             }
         };
         let Running { process, report } = running.map_err(LabError::Start)?;
-        // As much memory as the machine's files have bytes.
+        // The options hold as much memory as the machine's files have bytes.
         drop(options);
         let result = report::read(report, started + self.time_limit, output);
         drop(process);
@@ -219,7 +219,7 @@ impl Lab {
             },
         })?;
         if self.console_log.is_none() {
-            // Nobody asked for it; a log that stays is no harm either.
+            // The log wasn't asked for. It does no harm if it can't be removed.
             let _ = fs::remove_file(&log);
         }
         Ok(LabRun {

@@ -170,7 +170,7 @@ fn run_program(run: Run) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn say(text: &str) {
-    // Nobody to tell is no reason to stop.
+    // If standard error is closed, the lab goes on.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 

@@ -1,4 +1,4 @@
-//! The process of an emulator, which never outlives us.
+//! The process of an emulator, which never outlives this one.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -8,12 +8,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The kernel's command line in L1, whatever emulates it. `panic=-1` makes a panic the end of the
-/// machine, which isn't allowed to start again; without mitigations each exit of a guest is about
-/// what it is on a real machine. All emulated CPUs share one time stamp counter, which L1 would
-/// distrust on a busy host and put its guests' clocks on a slow device instead. On such a host it
-/// would take the emulated timer for broken, too, and panic.
-/// The self-tests of its cryptography only take time.
+/// The kernel's command line in L1, for each emulator. `panic=-1` makes a panic the end of the machine, which isn't
+/// allowed to start again; without mitigations each exit of a guest is about what it is on a real machine. All emulated
+/// CPUs share one time stamp counter, which L1 would distrust on a busy host and put its guests' clocks on a slow
+/// device instead. On such a host it would take the emulated timer for broken, too, and panic. The self-tests of its
+/// cryptography only take time.
 pub(crate) const COMMAND_LINE: &str = "console=ttyS0,115200 panic=-1 oops=panic mitigations=off \
      tsc=reliable no_timer_check cryptomgr.notests";
 
@@ -44,7 +43,7 @@ pub(crate) struct Running {
 }
 
 impl Process {
-    /// Starts an emulator, which keeps these descriptors. Its own messages go into the log.
+    /// Starts an emulator, which inherits these descriptors. Its own messages go into the log.
     ///
     /// It is killed when the calling thread ends, too, so call this from one that stays.
     pub(crate) fn start(
@@ -73,7 +72,7 @@ impl Drop for Process {
     }
 }
 
-/// In the child: keep these descriptors, and die with the parent.
+/// Runs in the child: keeps these descriptors, and makes it die with the parent.
 fn prepare_child(parent: u32, inherited: &[RawFd]) -> io::Result<()> {
     for fd in inherited {
         // SAFETY: the descriptor is open in the parent, so it is here; no memory is involved.
@@ -86,7 +85,7 @@ fn prepare_child(parent: u32, inherited: &[RawFd]) -> io::Result<()> {
     if u32::try_from(now) == Ok(parent) {
         Ok(())
     } else {
-        // The parent died before the signal was asked for.
+        // The parent died before the signal was requested.
         Err(io::Error::from_raw_os_error(libc::ECHILD))
     }
 }

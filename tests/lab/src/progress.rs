@@ -4,6 +4,6 @@ use std::io::Write;
 
 /// Says what is done next.
 pub(crate) fn step(what: &str) {
-    // Nobody to tell is no reason to stop.
+    // If standard error is closed, the work goes on.
     let _ = writeln!(std::io::stderr(), "lab: {what}");
 }

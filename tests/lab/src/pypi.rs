@@ -33,7 +33,8 @@ pub fn ensure_pypi(packages: &[&str]) -> Result<PathBuf, PypiError> {
     if folder.is_dir() {
         return Ok(folder);
     }
-    // A version has dots, so these are other names and not endings. Two processes may fetch them at the same time.
+    // A version has dots, so the ending is appended and doesn't replace one. Two processes may fetch packages at the
+    // same time.
     let own = std::process::id();
     let beside = |ending: &str| {
         let mut name = folder.clone().into_os_string();
@@ -54,7 +55,7 @@ pub fn ensure_pypi(packages: &[&str]) -> Result<PathBuf, PypiError> {
     Ok(folder)
 }
 
-/// Runs Python with these arguments; what it prints.
+/// Runs Python with these arguments. Returns what it prints.
 ///
 /// # Errors
 /// It can't be started, or fails.
@@ -62,7 +63,7 @@ pub fn run_python(command: &mut Command) -> Result<String, PypiError> {
     run("python3", command)
 }
 
-/// Runs a program; what it prints.
+/// Runs a program. Returns what it prints.
 fn run(name: &'static str, command: &mut Command) -> Result<String, PypiError> {
     let output = command.output();
     let output = output.map_err(|cause| PypiError::Start(name, cause))?;

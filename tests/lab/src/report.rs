@@ -39,7 +39,7 @@ pub(crate) fn read(
     deadline: Instant,
     output: &mut dyn Write,
 ) -> Result<Ending, ReportError> {
-    // A file reads from whatever there is behind a descriptor.
+    // `File` reads from any descriptor.
     let mut line = File::from(line);
     let mut decoder = Decoder::default();
     let mut results = Vec::new();
@@ -71,7 +71,7 @@ pub(crate) fn read(
     }
 }
 
-/// Waits until a read gives something, or the end; false if the time is up first.
+/// Waits until a read returns something, or the end. Returns false if the time is up first.
 fn readable(line: &File, deadline: Instant) -> io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -83,7 +83,7 @@ fn readable(line: &File, deadline: Instant) -> io::Result<bool> {
             events: libc::POLLIN,
             revents: 0,
         };
-        // Rounded up, so that the last part of a millisecond isn't spun away.
+        // Rounded up, so that the last part of a millisecond isn't spent spinning.
         let millis = left.as_millis().saturating_add(1);
         let millis = i32::try_from(millis).unwrap_or(i32::MAX);
         // SAFETY: it is given one structure, which lives for the call.

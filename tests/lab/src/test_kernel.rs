@@ -52,14 +52,14 @@ pub struct TestKernel {
     pub source: String,
 }
 
-/// What a built kernel was built from, beside it in the cache.
+/// The source of a built kernel, in a file beside it in the cache.
 #[derive(Debug, Serialize, Deserialize)]
 struct Origin {
     source: String,
 }
 
-/// Finds the test kernel in the cache, or builds it there: about eight minutes on two cores, once. The
-/// cached one is for this configuration and this build script; it needs no network.
+/// Finds the test kernel in the cache, or builds it there: about eight minutes on two cores, once. One that is cached
+/// for this configuration and this build script needs no network.
 ///
 /// # Errors
 /// If the source can't be fetched, or it doesn't build.

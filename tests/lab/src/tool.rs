@@ -38,7 +38,7 @@ pub(crate) fn run(command: &mut Command) -> Result<String, ToolError> {
     if status.success() {
         return Ok(String::from_utf8_lossy(&stdout).into_owned());
     }
-    // Warnings go to standard error and so do the errors; what came before matters less.
+    // Errors and warnings go to standard error; standard output matters less.
     let output = if stderr.is_empty() { stdout } else { stderr };
     Err(ToolError::Failed {
         program: name,

@@ -1,4 +1,4 @@
-//! Choosing registers and displacements so that an instruction reaches what it may.
+//! Choosing registers and displacements so that an instruction reaches only what it may.
 
 use iced_x86::{CodeSize, MemorySize, Mnemonic, OpKind, Register};
 use iced_x86::{InstructionInfoFactory, InstructionInfoOptions};
@@ -8,9 +8,9 @@ use crate::case::{ALWAYS, Case, FLAGS};
 use crate::cpu::{DATA_LEN, Layout};
 use crate::registers::{get, set};
 
-/// More than any operand but the states that `xsave` and its like write.
+/// The largest operand, except for the states that `xsave` and its like write.
 const LARGEST: u64 = 64;
-/// Room for those, and their alignment.
+/// Room for those states, and their alignment.
 const STATE: u64 = 4096;
 
 /// Makes a relative branch go to the landing.
@@ -30,7 +30,8 @@ pub fn branch(case: &mut Case, layout: Layout) -> Result<(), &'static str> {
         .ok_or("its branch can't be aimed")
 }
 
-/// What no operand names: strings, counts.
+/// Sets registers that an instruction uses without naming them in an operand: of strings, and
+/// counts.
 pub fn implicit(case: &mut Case, random: &mut Random, layout: Layout) {
     let insn = case.insn;
     let mut middle = || layout.data + 1024 + 8 * random.below((DATA_LEN as u64 - 2048) / 8);
@@ -38,7 +39,7 @@ pub fn implicit(case: &mut Case, random: &mut Random, layout: Layout) {
     let strings = insn.is_string_instruction()
         || matches!(insn.mnemonic(), Mnemonic::Maskmovq | Mnemonic::Maskmovdqu);
     if strings {
-        // With 32-bit addresses the upper halves don't count.
+        // With 32-bit addresses the upper halves are ignored.
         let upper = if has_address_size(&insn) {
             random.bits() << 32
         } else {
@@ -58,7 +59,7 @@ pub fn implicit(case: &mut Case, random: &mut Random, layout: Layout) {
         Mnemonic::Bt | Mnemonic::Bts | Mnemonic::Btr | Mnemonic::Btc
     );
     if bits && insn.op0_kind() == OpKind::Memory && insn.op1_kind() == OpKind::Register {
-        // It reaches so many bits beyond its operand, on either side.
+        // The bit may be this far beyond the operand, on either side.
         let offset = random.below(4096).wrapping_sub(2048);
         let _is_general = set(&mut case.registers, insn.op1_register(), offset);
     }
@@ -72,8 +73,8 @@ fn has_address_size(insn: &iced_x86::Instruction) -> bool {
         .any(|used| used.address_size() == CodeSize::Code32)
 }
 
-/// Makes a memory operand lie in the data: by a displacement that is all there is of an address,
-/// else by the base register, else by the index register.
+/// Makes a memory operand lie in the data: by the displacement if it is the whole address, else by
+/// the base register, else by the index register.
 pub fn memory(case: &mut Case, random: &mut Random, layout: Layout) -> Result<(), &'static str> {
     let insn = case.insn;
     let is_memory = (0..insn.op_count()).any(|i| insn.op_kind(i) == OpKind::Memory);
@@ -92,7 +93,7 @@ pub fn memory(case: &mut Case, random: &mut Random, layout: Layout) -> Result<()
     let is_large = |register: Register| register.size() == 8;
     match (base, index) {
         (Register::RIP | Register::EIP | Register::None, Register::None) if gs => {
-            // The base may be anything; the displacement stays.
+            // GS base may have any value, so the displacement stays.
             let address = wanted.wrapping_sub(displacement);
             if address < 1 << 46 {
                 case.gs_base = address;
@@ -107,7 +108,7 @@ pub fn memory(case: &mut Case, random: &mut Random, layout: Layout) -> Result<()
         (base, index) => {
             let segment = if gs { random.below(1 << 20) } else { 0 };
             case.gs_base = segment;
-            // What registers have to sum up to.
+            // The sum that the registers must have.
             let sum = wanted.wrapping_sub(segment).wrapping_sub(displacement);
             let scale = u64::from(insn.memory_index_scale());
             let register = if base == Register::None { index } else { base };
@@ -123,7 +124,7 @@ pub fn memory(case: &mut Case, random: &mut Random, layout: Layout) -> Result<()
                 0
             } else {
                 get(&case.registers, index)
-                    // Only `xlat` has a byte there: AL.
+                    // Only `xlat` has a register of one byte there: AL.
                     .map(|value| {
                         if index.size() == 1 {
                             value & 0xff
@@ -138,7 +139,8 @@ pub fn memory(case: &mut Case, random: &mut Random, layout: Layout) -> Result<()
             if !is_large(register) {
                 value &= 0xffff_ffff;
             }
-            // Rounded towards the data's start, which is further away than it can move.
+            // Rounded towards the data's start. That moves it by less than its distance from the
+            // start.
             let value =
                 divide(value, factor, is_large(register)).ok_or("its address can't be aimed")?;
             let value = if is_large(register) {
@@ -155,7 +157,7 @@ pub fn memory(case: &mut Case, random: &mut Random, layout: Layout) -> Result<()
     }
 }
 
-/// `value / factor`, so that multiplying gives `value` or a little less; signed.
+/// Returns `value / factor`, such that multiplying it gives `value` or a little less; signed.
 fn divide(value: u64, factor: u64, large: bool) -> Option<u64> {
     if large {
         Some(
@@ -173,7 +175,7 @@ fn fits_stack(rsp: u64, layout: Layout) -> bool {
     (layout.data + 512..layout.data + DATA_LEN as u64 - 512).contains(&rsp)
 }
 
-/// Operands that are an address and no access, or only a hint.
+/// Returns true if the operands are an address without an access, or with a hint only.
 fn computes_only(mnemonic: Mnemonic) -> bool {
     matches!(
         mnemonic,
@@ -189,7 +191,7 @@ fn uses_as_bit_offset(insn: &iced_x86::Instruction, register: Register) -> bool 
         && insn.op1_register().full_register() == register.full_register()
 }
 
-/// Where the operand shall be.
+/// Returns the address for the operand.
 fn place(insn: &iced_x86::Instruction, random: &mut Random, layout: Layout) -> u64 {
     let size = insn.memory_size().size() as u64;
     let len = DATA_LEN as u64;
@@ -203,7 +205,7 @@ fn place(insn: &iced_x86::Instruction, random: &mut Random, layout: Layout) -> u
         || size > 8 && !random.once_in(8);
     let border = !stack && !insn.has_lock_prefix() && insn.mnemonic() != Mnemonic::Xchg;
     let at = if border && random.once_in(16) {
-        // Some or all of it may be in the page behind, which faults.
+        // Some or all of it may be in the next page, which faults.
         len - random.below(size + 1)
     } else {
         600 + random.below(len - 1200)
@@ -224,8 +226,8 @@ fn displace(case: &mut Case, wanted: u64, layout: Layout) -> Result<(), &'static
         .ok_or("its displacement can't be changed")
 }
 
-/// Makes an indirect branch and a return go to the landing, and `popf` pop flags that user mode
-/// may set.
+/// Makes an indirect branch and a return go to the landing, and makes `popf` pop flags that user
+/// mode may set.
 pub fn target(case: &mut Case, layout: Layout) -> Result<(), &'static str> {
     const CANNOT: &str = "its target can't be aimed";
     let stack = case.registers.rsp;
@@ -233,7 +235,7 @@ pub fn target(case: &mut Case, layout: Layout) -> Result<(), &'static str> {
         (Mnemonic::Call | Mnemonic::Jmp, OpKind::Register) => {
             let register = case.insn.op0_register();
             if register.full_register() == Register::RSP || register.size() != 8 {
-                // A stack there would be in the code.
+                // The stack would then be in the code.
                 return Err(CANNOT);
             }
             set(&mut case.registers, register, layout.landing).ok_or(CANNOT)
@@ -250,7 +252,7 @@ pub fn target(case: &mut Case, layout: Layout) -> Result<(), &'static str> {
             if case.insn.memory_size() != MemorySize::QwordOffset {
                 return Err(CANNOT);
             }
-            // One at the border can't be poked and faults instead.
+            // An operand at the border can't be written, and faults instead.
             let _inside = case.poke(at.ok_or(CANNOT)?, layout.landing, layout);
             Ok(())
         }

@@ -1,4 +1,4 @@
-//! One instruction and what it starts from.
+//! One instruction and its initial state.
 
 use std::sync::OnceLock;
 
@@ -12,15 +12,15 @@ use crate::forms::unfit;
 
 /// The flags that user mode may set freely: CF, PF, AF, ZF, SF, DF, OF.
 pub const FLAGS: u64 = 0xcd5;
-/// Those that are always set in user mode: IF and the reserved one.
+/// The flags that are always set in user mode: IF and the reserved one.
 pub const ALWAYS: u64 = 0x202;
 
 /// What is executed.
 #[derive(Debug, Clone)]
 pub struct Case {
-    /// The instruction and nothing else.
+    /// The bytes of the instruction.
     pub code: Vec<u8>,
-    /// The same, decoded.
+    /// The decoded instruction.
     pub insn: Instruction,
     /// With RIP at the instruction.
     pub registers: Registers,
@@ -33,9 +33,9 @@ pub struct Case {
 }
 
 impl Case {
-    /// The instruction that `code` begins with, from a random state in which it can be executed:
-    /// its operands in memory are in the data, and its branches go to the landing. What the
-    /// encoding says of them is changed for that, its form stays.
+    /// Makes a case of the instruction that `code` begins with, with a random state in which it can
+    /// be executed: its operands in memory are in the data, and its branches go to the landing.
+    /// Constants in the encoding are changed for that, its form stays.
     ///
     /// # Errors
     /// Why it can't.
@@ -59,10 +59,10 @@ impl Case {
         Ok(case)
     }
 
-    /// One with this state, and nothing aimed.
+    /// Makes a case with this state, in which nothing is changed.
     ///
     /// # Errors
-    /// It is no instruction, or none to be executed here.
+    /// If it is no instruction, or one that can't be executed here.
     pub fn exactly(
         code: &[u8],
         registers: Registers,
@@ -119,7 +119,7 @@ fn decode(code: &[u8], at: u64) -> Option<(Instruction, ConstantOffsets)> {
     (!insn.is_invalid()).then(|| (insn, decoder.get_constant_offsets(&insn)))
 }
 
-/// A random piece of the same random bytes: to draw them all for each case takes too long.
+/// Returns a random piece of bytes that are drawn once: drawing them for each case takes too long.
 fn draw_data(random: &mut Random, len: usize) -> Vec<u8> {
     static POOL: OnceLock<Vec<u8>> = OnceLock::new();
     let pool = POOL.get_or_init(|| {
@@ -136,7 +136,7 @@ fn draw_registers(random: &mut Random, layout: Layout) -> Registers {
     Registers {
         rax: random.value(),
         rbx: random.value(),
-        // Often a shift count.
+        // RCX is often a shift count.
         rcx: if random.once_in(2) {
             random.below(70)
         } else {
@@ -146,7 +146,7 @@ fn draw_registers(random: &mut Random, layout: Layout) -> Registers {
         rsi: random.value(),
         rdi: random.value(),
         rsp: middle(random),
-        // `leave` makes it the stack.
+        // `leave` makes RBP the stack pointer.
         rbp: middle(random),
         r8: random.value(),
         r9: random.value(),

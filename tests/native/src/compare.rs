@@ -1,4 +1,4 @@
-//! Both ways of getting past an instruction, compared with the CPU.
+//! Emulation and relocation of an instruction, compared with the CPU.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -15,16 +15,17 @@ use crate::case::Case;
 use crate::cpu::{Cpu, State};
 use crate::flags;
 
-/// How a case went.
+/// The result of a case that agrees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Agreed {
-    /// Both did it, with the same result.
+    /// The CPU and the engine executed it with the same result.
     Done,
-    /// Both did it, with the same result but for flags that the manual leaves undefined.
+    /// Both executed it with the same result, except for flags that the manual leaves undefined.
     ButUndefinedFlags,
-    /// On the CPU it faults, and the engine left it alone, or its copy faulted in the same way.
+    /// On the CPU it faults, and the engine left the state alone, or its copy faulted in the same
+    /// way.
     Faulted,
-    /// The engine leaves such instructions to other ways.
+    /// The engine doesn't do this to such instructions.
     NotDone,
 }
 
@@ -122,7 +123,7 @@ pub fn emulated(cpu: &mut Cpu, case: &Case) -> Result<Agreed, Mismatch> {
         })))
     };
     if on_cpu.fault.is_some() {
-        // All of it or nothing.
+        // All of the instruction is done, or nothing.
         let untouched = engine.registers == case.registers && engine.data == case.data;
         return if outcome != Outcome::Done && untouched {
             Ok(Agreed::Faulted)
@@ -155,7 +156,7 @@ pub fn name(code: &[u8]) -> String {
     format!("{:?}", insn.mnemonic()).to_lowercase()
 }
 
-/// Whether the engine emulates the instruction that `code` begins with.
+/// Returns true if the engine emulates the instruction that `code` begins with.
 pub fn is_emulated(code: &[u8]) -> bool {
     let nothing = Copy {
         base: 0,
@@ -164,7 +165,7 @@ pub fn is_emulated(code: &[u8]) -> bool {
     emulate::once(code, &nothing, &mut TestVcpu::default()).is_some()
 }
 
-/// Executes a case's instruction on the CPU, and what the engine made of it for other addresses.
+/// Executes a case's instruction on the CPU, and the engine's copies of it for other addresses.
 ///
 /// # Errors
 /// They disagree.

@@ -21,7 +21,7 @@ pub const VECTORS_LEN: usize = 512;
 /// Where those are in an XSAVE area (SDM vol. 1, 10.5.1 and 13.4.2).
 const XMM: Range<usize> = 160..416;
 const YMM: Range<usize> = 576..832;
-/// Bits of the states that a case begins with; all others are as after a reset.
+/// Bits of the states that a case sets at its beginning; all others are as after a reset.
 const STATES_AT: usize = 512;
 const X87_SSE: u8 = 3;
 const AVX: u8 = 4;
@@ -32,22 +32,22 @@ const PAGE_FAULT: u64 = 14;
 /// Room for a relocated copy.
 const COPY_ROOM: usize = 256;
 
-/// Where a case runs. All of it is below 2 GiB, so that every form of address reaches it.
+/// The addresses of a case. All are below 2 GiB, so that every form of address reaches them.
 #[derive(Debug, Clone, Copy)]
 pub struct Layout {
     /// Address of the instruction.
     pub code: u64,
     /// Where a relocated copy may go, within 2 GiB.
     pub copy: u64,
-    /// The same, further away than any displacement reaches.
+    /// The same, but farther away than any displacement reaches.
     pub far: u64,
-    /// Where taken branches have to go. Not taken, they fall through.
+    /// Where taken branches have to go. Branches that aren't taken fall through.
     pub landing: u64,
     /// Address of the memory, [`DATA_LEN`] bytes.
     pub data: u64,
 }
 
-/// A fault as Linux tells of it.
+/// A fault as Linux reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
     /// The exception's vector.
@@ -56,11 +56,11 @@ pub struct Fault {
     pub page_fault: (u64, u64),
 }
 
-/// What an execution left behind.
+/// The state after an execution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
-    /// RIP is at the landing where a branch was taken, else after the instruction; after a fault
-    /// where that happened.
+    /// RIP is at the landing if a branch was taken, else behind the instruction; after a fault it is at the faulting
+    /// instruction.
     pub registers: Registers,
     /// The memory.
     pub data: Vec<u8>,
@@ -68,7 +68,7 @@ pub struct State {
     pub vectors: Vec<u8>,
     /// MXCSR and the FPU's registers.
     pub fpu: Vec<u8>,
-    /// How it ended, if not well.
+    /// The fault that ended it, if one did.
     pub fault: Option<Fault>,
 }
 
@@ -79,7 +79,7 @@ pub struct Cpu {
     /// A page of code far away from the others.
     far: *mut u8,
     leave: usize,
-    /// As this CPU set it; `None` before it did.
+    /// The base that this CPU has set last; `None` before the first time.
     gs_base: Option<u64>,
     _stack: SignalStack,
 }
@@ -93,7 +93,7 @@ impl Cpu {
     /// The system has no memory left for them, or doesn't let code be executed.
     pub fn new() -> io::Result<Self> {
         if !is_x86_feature_detected!("xsave") {
-            // The stub would fault over and over.
+            // The stub would fault again and again.
             let reason = "the CPU has no XSAVE, by which vector registers are compared";
             return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
         }
@@ -150,8 +150,8 @@ impl Cpu {
         self.run(case, &case.code, entry)
     }
 
-    /// Executes, in place of a case's instruction, other code, made for `at`, [`Layout::copy`] or
-    /// [`Layout::far`], that ends by jumping behind the instruction. That itself isn't there.
+    /// Executes other code in the place of a case's instruction. The code is made for `at`, [`Layout::copy`] or
+    /// [`Layout::far`], and ends by jumping behind the instruction, whose own place is empty.
     ///
     /// # Errors
     /// As for [`Cpu::execute`].
@@ -167,8 +167,8 @@ impl Cpu {
         self.run(case, &vec![0xcc; case.code.len()], at)
     }
 
-    /// Executes a case with other bytes in its place, up to 16, and code at [`Layout::copy`] that they
-    /// lead to, beginning at `entry`.
+    /// Executes a case with other bytes, up to 16, in the place of its instruction, and with code at [`Layout::copy`]
+    /// to which they lead, at `entry`.
     ///
     /// # Errors
     /// As for [`Cpu::execute`].
@@ -187,7 +187,7 @@ impl Cpu {
 
     fn run(&mut self, case: &Case, spot: &[u8], entry: u64) -> io::Result<State> {
         self.set_gs_base(case.gs_base)?;
-        // Nothing but `nop`s between the instruction and what follows.
+        // Only `nop`s follow the instruction.
         let mut room = [0x90; ROOM];
         room[..spot.len()].copy_from_slice(spot);
         self.put(SPOT, &room);
@@ -237,7 +237,7 @@ impl Cpu {
         let [signal, at, address, error_code, vector] = [0, 1, 2, 3, 4].map(|i| slots[SIGNAL + i]);
         let layout = self.layout();
         let fault = (signal != 0).then(|| {
-            // Linux leaves those of an older page fault where they mean nothing.
+            // For other exceptions, Linux leaves the values of an older page fault there.
             let page_fault = if vector == PAGE_FAULT {
                 (address, error_code)
             } else {
@@ -305,7 +305,7 @@ fn map(len: usize, flags: libc::c_int) -> io::Result<*mut u8> {
     Ok(base.cast())
 }
 
-/// Sets what may be done with a part of such memory.
+/// Sets the access to a part of such memory.
 fn protect(start: *mut u8, len: usize, access: libc::c_int) -> io::Result<()> {
     // SAFETY: the range is inside a mapping of ours, which nothing else refers to.
     let status = unsafe { libc::mprotect(start.cast(), len, access) };

@@ -2,23 +2,23 @@
 
 use seeded_random::Random;
 
-/// How an opcode goes on.
+/// What follows an opcode.
 #[derive(Clone, Copy)]
 enum Tail {
     /// Nothing.
     Plain,
-    /// `ModRM`, any `reg` field, and so many bytes of immediate, 4 meaning as wide
-    /// as the operand, up to four bytes.
+    /// `ModRM` with any `reg` field, and this many bytes of immediate; 4 means as wide as the
+    /// operand, up to four bytes.
     ModRm(u8),
-    /// `ModRM` with this `reg` field, and so many bytes of immediate.
+    /// `ModRM` with this `reg` field, and this many bytes of immediate.
     Group(u8, u8),
-    /// Immediate only; 8 is for `mov r, imm`, which has a full 64-bit one.
+    /// Only an immediate; 8 is for `mov r, imm`, which has a full 64-bit one.
     Imm(u8),
-    /// `ModRM` of registers only.
+    /// `ModRM` with registers only.
     Registers,
 }
 
-/// Inclusive ranges of opcodes (above 0xff: after 0F) that are all emulated.
+/// Inclusive ranges of opcodes (above 0xff: after 0F), all of which are emulated.
 const OPCODES: &[(u16, u16, Tail)] = &[
     // add, or, adc, sbb, and, sub, xor, cmp: r/m and r
     (0x00, 0x03, Tail::ModRm(0)),
@@ -103,7 +103,7 @@ const OPCODES: &[(u16, u16, Tail)] = &[
     (0xc3, 0xc3, Tail::Plain),
 ];
 
-/// An encoding of an instruction that the engine emulates.
+/// Returns an encoding of an instruction that the engine emulates.
 pub fn emulated(random: &mut Random) -> Vec<u8> {
     let (first, last, tail) = random.pick(OPCODES);
     let opcode = first + random.below(u64::from(last - first) + 1) as u16;
@@ -111,7 +111,7 @@ pub fn emulated(random: &mut Random) -> Vec<u8> {
         || matches!((opcode, tail), (0xff, Tail::Group(2 | 4, _)));
     let mut code = Vec::new();
     if random.once_in(8) {
-        // Without effect, or a hint.
+        // A prefix without effect, or a hint.
         code.push(random.pick(&[0x26, 0x2e, 0x36, 0x3e]));
     }
     if random.once_in(8) {
@@ -161,7 +161,7 @@ pub fn emulated(random: &mut Random) -> Vec<u8> {
     code
 }
 
-/// Any bytes, many of which are an instruction.
+/// Returns any bytes, many of which are an instruction.
 pub fn any(random: &mut Random) -> Vec<u8> {
     const PREFIXES: [u8; 11] = [
         0x66, 0x67, 0xf0, 0xf2, 0xf3, 0x26, 0x2e, 0x36, 0x3e, 0x65, 0x65,

@@ -8,7 +8,8 @@ const CF: u64 = 1 << 0;
 const AF: u64 = 1 << 4;
 const OF: u64 = 1 << 11;
 
-/// Those of a case, of the instructions that the engine emulates (SDM vol. 2).
+/// Returns the undefined flags of a case, for the instructions that the engine emulates (SDM vol.
+/// 2).
 pub fn undefined(case: &Case) -> u64 {
     let insn = &case.insn;
     match insn.mnemonic() {

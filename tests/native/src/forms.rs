@@ -1,14 +1,16 @@
-//! What distinguishes one form of an instruction from another, and which can't be executed here.
+//! What distinguishes one form of an instruction from another, and which forms can't be executed
+//! here.
 
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
 };
 
-/// Everything about an instruction but which of several like registers it names, and its constants.
+/// Everything about an instruction, except for its constants and for which of several equivalent
+/// registers it names.
 ///
-/// Two instructions of one form are carried out by the same steps; registers that encodings or
-/// instructions treat in a special way (RSP, RAX, AH, those that need REX) are told apart, and so
-/// are operands that are a part of one another.
+/// Instructions of one form are executed by the same steps. Registers that encodings or
+/// instructions treat in a special way (RSP, RAX, AH, those that need REX) are distinguished, and
+/// so are operands that are a part of one another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Form {
     code: Code,
@@ -62,7 +64,7 @@ fn register_class(register: Register) -> u8 {
         (_, Register::RSP) => 3,
         (_, Register::RBP) => 4,
         (_, Register::RCX) => 5,
-        // Encoded as RSP and RBP are.
+        // Encoded like RSP and RBP.
         (_, Register::R12) => 6,
         (_, Register::R13) => 7,
         (_, full) if general && full.number() >= 8 => 8,
@@ -122,8 +124,8 @@ fn address(insn: &Instruction, displacement_size: usize) -> u32 {
         | u32::from(base.size() == 4) << 16
 }
 
-/// Why an instruction can't be executed in a test process, if so: by rank, what it does to the
-/// process, or that no two executions need to agree.
+/// Returns why an instruction can't be executed in a test process, if so. The reasons are, in this
+/// order: its privilege, its effect on the process, and that two executions needn't agree.
 pub fn unfit(insn: &Instruction) -> Option<&'static str> {
     if insn.is_privileged() {
         return Some(PRIVILEGED);

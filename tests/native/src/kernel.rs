@@ -39,7 +39,7 @@ pub struct Seen {
     pub samples: Vec<Vec<u8>>,
 }
 
-/// What a kernel's text is made of.
+/// The forms of a kernel's text, and its size.
 #[derive(Debug, Clone, Default)]
 pub struct Text {
     /// Functions decoded.
@@ -99,7 +99,7 @@ pub fn text(kernel: &Path, random: &mut Random) -> Result<Text, TextError> {
 }
 
 impl Seen {
-    /// Keeps each encoding with the same likelihood.
+    /// Adds an encoding, such that each one is kept with the same probability.
     fn add(&mut self, code: &[u8], random: &mut Random) {
         self.count += 1;
         if self.samples.len() < SAMPLES {

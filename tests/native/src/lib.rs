@@ -1,8 +1,8 @@
 //! The engine's emulation and relocation against the CPU that the tests run on.
 //!
-//! A case is one instruction with registers, flags and memory to start from. The CPU executes it
-//! in this process, and the engine emulates it on a copy, or the CPU executes what the engine made
-//! of it for another address. They must agree in registers, flags and memory.
+//! A case is one instruction with registers, flags and memory to start from. The CPU executes it in
+//! this process. Either the engine emulates it on a copy, or the CPU executes the engine's copy of
+//! it for another address. The results must agree in registers, flags and memory.
 //!
 //! Only what user mode can execute is compared: [`forms::unfit`] names the rest.
 

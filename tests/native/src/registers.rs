@@ -3,7 +3,7 @@
 use guest_state::Registers;
 use iced_x86::Register;
 
-/// The field of a general register, whole, of which `register` may be a part.
+/// Returns the field of the whole general register of which `register` may be a part.
 pub fn field(registers: &mut Registers, register: Register) -> Option<&mut u64> {
     Some(match register.full_register() {
         Register::RAX => &mut registers.rax,
@@ -31,13 +31,13 @@ pub fn get(registers: &Registers, register: Register) -> Option<u64> {
     field(&mut registers.clone(), register).map(|field| *field)
 }
 
-/// Sets a whole general register; `None` when it isn't one.
+/// Sets a whole general register; `None` if it isn't one.
 pub fn set(registers: &mut Registers, register: Register, value: u64) -> Option<()> {
     *field(registers, register)? = value;
     Some(())
 }
 
-/// RAX, RCX, RDX, ...: as instructions number them.
+/// Returns RAX, RCX, RDX, ..., in the order in which instructions number them.
 pub fn in_encoding_order(r: &Registers) -> [u64; 16] {
     [
         r.rax, r.rcx, r.rdx, r.rbx, r.rsp, r.rbp, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11, r.r12,

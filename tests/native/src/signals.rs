@@ -1,4 +1,4 @@
-//! Faults of the code under test: what Linux made of them, and the way out.
+//! Faults of the code under test: how Linux reports them, and how the execution ends then.
 
 use std::cell::Cell;
 use std::io;
@@ -10,7 +10,7 @@ use libc::{c_int, c_void, siginfo_t, ucontext_t};
 use crate::steps;
 use crate::stub::{FLAGS, SIGNAL};
 
-/// What Linux tells of an exception in user mode.
+/// The signals by which Linux reports an exception in user mode.
 const SIGNALS: [c_int; 5] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -21,7 +21,7 @@ const SIGNALS: [c_int; 5] = [
 /// More than any CPU's state (AMX included) and the handler need.
 const STACK: usize = 64 * 1024;
 
-/// Where a fault is told of, and where to go on.
+/// Where a fault is recorded, and where execution goes on.
 #[derive(Clone, Copy)]
 pub struct Exit {
     /// The control page's slots.
@@ -34,7 +34,8 @@ thread_local! {
     static EXIT: Cell<Option<Exit>> = const { Cell::new(None) };
 }
 
-/// Lets faults of this thread end at `exit`, or again as they otherwise would.
+/// Makes faults of this thread end at `exit`. With `None` they end the process, as without a
+/// handler.
 pub fn set_exit(exit: Option<Exit>) {
     EXIT.set(exit);
 }
@@ -66,7 +67,7 @@ impl SignalStack {
             ss_flags: libc::SS_DISABLE,
             ss_size: 0,
         };
-        // SAFETY: the memory is on the heap and outlives its use: `drop` puts the former one back.
+        // SAFETY: the memory is on the heap and outlives its use: `drop` restores the stack before.
         check(unsafe { libc::sigaltstack(&raw const new, &raw mut before) })?;
         Ok(Self {
             _memory: memory,
@@ -77,7 +78,7 @@ impl SignalStack {
 
 impl Drop for SignalStack {
     fn drop(&mut self) {
-        // SAFETY: it is what was there before, which whoever set it still keeps.
+        // SAFETY: it is the stack that was set before, which the code that set it still keeps.
         let _status = unsafe { libc::sigaltstack(&raw const self.before, ptr::null_mut()) };
     }
 }

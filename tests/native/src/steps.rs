@@ -1,4 +1,4 @@
-//! Single steps of the code under test: where each instruction of it began, and the stack then.
+//! Single steps of the code under test: the address of each of its instructions, and the stack at that time.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::ptr;
 
 use libc::{c_int, ucontext_t};
 
-/// The trap flag of RFLAGS: each instruction raises an exception behind it (SDM vol. 3B, 18.3.1.4).
+/// The trap flag of RFLAGS: an exception follows each instruction (SDM vol. 3B, 18.3.1.4).
 const TRAP_FLAG: i64 = 1 << 8;
 /// Words of the stack that are kept of each step.
 const WORDS: usize = 512;
@@ -35,7 +35,7 @@ impl Step {
     }
 }
 
-/// What a thread steps through.
+/// The steps of a thread.
 pub struct Steps {
     code: Range<u64>,
     /// Where the stack ends.
@@ -44,8 +44,8 @@ pub struct Steps {
     seen: Vec<Step>,
 }
 
-/// Lets this thread's steps in `code` be kept while it does something, with a stack that ends at `end`: from where it
-/// is come to with the trap flag set, to where it is left.
+/// Records this thread's steps in `code` while `execute` runs, with a stack that ends at `end`. They begin when the
+/// thread comes to `code` with the trap flag set, and end when it leaves `code`.
 pub fn record(code: Range<u64>, end: u64, execute: impl FnOnce()) -> Vec<Step> {
     let mut steps = Steps {
         code,
@@ -60,8 +60,8 @@ pub fn record(code: Range<u64>, end: u64, execute: impl FnOnce()) -> Vec<Step> {
     steps.seen
 }
 
-/// Keeps a step, if that is what a signal is about. The handler of an exception in the code under test: nothing of Rust's
-/// has been interrupted.
+/// Records a step and returns true, if the signal is one. It runs in the handler of an exception in the code under
+/// test, so it interrupts no code of Rust's.
 pub fn take(signal: c_int, context: &mut ucontext_t) -> bool {
     let registers = &mut context.uc_mcontext.gregs;
     let [rip, rsp] = [libc::REG_RIP, libc::REG_RSP].map(|index| registers[index as usize] as u64);
@@ -70,7 +70,7 @@ pub fn take(signal: c_int, context: &mut ucontext_t) -> bool {
     if signal != libc::SIGTRAP || *flags & TRAP_FLAG == 0 || steps.is_null() {
         return false;
     }
-    // SAFETY: `record` has set it to what lives until it takes it back, and waits meanwhile.
+    // SAFETY: `record` has set it to a value that lives until `record` resets it, and waits meanwhile.
     let steps = unsafe { &mut *steps };
     if !steps.code.contains(&rip) {
         if steps.is_inside {

@@ -1,4 +1,4 @@
-//! The function around the code under test: it keeps what its caller needs, loads the state from
+//! The function around the code under test: it saves what its caller needs, loads the state from
 //! the control page, executes the code, and stores the state.
 
 /// Size of a page.
@@ -14,31 +14,32 @@ pub const CONTROL: usize = 2 * PAGE;
 pub const VECTORS: usize = 3 * PAGE;
 /// The memory that cases use, between pages that can't be touched.
 pub const DATA: usize = 7 * PAGE;
-/// What of the extended state is loaded and stored: x87, SSE, AVX and AVX-512 (SDM vol. 1, 13.1).
+/// The parts of the extended state that are loaded and stored: x87, SSE, AVX and AVX-512 (SDM vol.
+/// 1, 13.1).
 const STATES: u32 = 0xe7;
 
 /// Slots of the control page; first the registers as instructions number them.
 pub const FLAGS: usize = 16;
-/// 1: a branch was taken; 0: what follows the instruction was reached.
+/// 1: a branch was taken; 0: the code behind the instruction was reached.
 pub const LANDED: usize = 17;
 /// The caller's stack.
 pub const HOST_STACK: usize = 18;
 /// The signal that a fault became, or 0; then RIP, the address, the error code
 /// and the exception's vector.
 pub const SIGNAL: usize = 19;
-/// Address of what is to be executed.
+/// Address of the code to be executed.
 pub const ENTRY: usize = 24;
 /// How many slots there are.
 pub const SLOTS: usize = 25;
 
-/// Length of what a branch that isn't taken executes, and jumps over.
+/// Length of the code that runs if a branch isn't taken, and that jumps over the landing.
 const FALL_THROUGH: usize = 13;
 /// Where the instruction is in the code page, and how much room it has.
 pub const SPOT: usize = 256;
 pub const ROOM: usize = 16;
 /// Where taken branches have to go.
 pub const LANDING: usize = SPOT + ROOM + FALL_THROUGH;
-/// The jump to what is to be executed, six bytes.
+/// The jump to the code to be executed, six bytes.
 const ENTER: usize = SPOT - 6;
 
 /// Where the image of this number is.
@@ -46,7 +47,7 @@ pub const fn image(number: usize) -> usize {
     VECTORS + number * PAGE
 }
 
-/// The code page, and where a fault has to go on in it.
+/// The code page, and the offset in it at which execution goes on after a fault.
 pub struct Stub {
     /// The page.
     pub bytes: [u8; PAGE],
@@ -55,7 +56,7 @@ pub struct Stub {
 }
 
 impl Stub {
-    /// The function around nothing.
+    /// Makes the function, without code under test.
     pub fn new() -> Self {
         let mut code = Code {
             bytes: [0xcc; PAGE],
@@ -124,8 +125,8 @@ impl Code {
         self.at = to;
     }
 
-    /// The RIP-relative displacement of a place in the mapping, in an instruction that has so many
-    /// bytes after it.
+    /// Writes the RIP-relative displacement of a place in the mapping, in an instruction with
+    /// `after` bytes behind it.
     fn relative(&mut self, to: usize, after: usize) {
         let by = (to - (self.at + 4 + after)) as u32;
         self.put(&by.to_le_bytes());

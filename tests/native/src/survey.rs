@@ -1,5 +1,5 @@
-//! All forms of a kernel's text: which way of getting past them the engine has, and whether that
-//! does what the CPU does.
+//! All forms of a kernel's text: by which strategies the engine can pass them, and whether the
+//! result is the CPU's.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::kernel::Text;
 /// Random states for each encoding.
 const STATES: usize = 4;
 
-/// Forms, and those of them that were compared: executed by the CPU to the end at least once.
+/// Forms, and those of them that were compared: the CPU executed them to the end at least once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Share {
     /// All.
@@ -49,16 +49,16 @@ impl fmt::Display for Share {
     }
 }
 
-/// What was found.
+/// The results.
 #[derive(Debug, Clone, Default)]
 pub struct Survey {
     /// Forms that the engine emulates.
     pub emulated: Share,
-    /// Forms that may run elsewhere, emulated or not.
+    /// Forms that can be relocated, emulated or not.
     pub relocated: Share,
-    /// Forms that can do neither, by the reason why they have to stay where they are.
+    /// Forms that can be neither, by the reason why they have to stay in their place.
     pub neither: BTreeMap<&'static str, Share>,
-    /// Forms with a way past them that were not executed to the end here, by the reason: names of
+    /// Forms that can be passed but were not executed to the end here, by the reason: names of
     /// instructions.
     pub not_compared: BTreeMap<&'static str, BTreeMap<String, usize>>,
     /// Executions compared.

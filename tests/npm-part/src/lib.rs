@@ -17,7 +17,7 @@ pub struct NpmPart {
     pub package: &'static str,
     /// The folder.
     pub within: &'static str,
-    /// What it is called in the cache, with the version.
+    /// Its name in the cache, with the version.
     pub name: &'static str,
     /// SHA-256 of its files, as `sha256sum` prints them.
     pub checksums: &'static str,
@@ -37,7 +37,7 @@ pub enum NpmPartError {
     Program(#[from] ProgramError),
 }
 
-/// Why a program has no answer.
+/// Why a program has no output.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// It is missing.
@@ -82,10 +82,10 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> NpmPartE
     move |error| NpmPartError::Io(what, path, error)
 }
 
-/// Runs a program without input; its standard output.
+/// Runs a program without input. Returns its standard output.
 ///
 /// # Errors
-/// With what it says on standard error, or else on standard output.
+/// With its message on standard error, or else on standard output.
 pub fn run(name: &'static str, command: &mut Command) -> Result<String, ProgramError> {
     let output = command.stdin(Stdio::null()).output();
     let Output {

@@ -27,13 +27,13 @@ impl EventSink for Deaf {
     fn event(&self, _: &Event) {}
 }
 
-/// Whatever a function's bytes are, a probe goes on an instruction's first byte or is refused, a
-/// hit is answered, and removing leaves no byte behind.
+/// Checks that with any bytes as a function's text, a probe is on an instruction's first byte or is
+/// refused, a hit is answered, and removing the probe restores every byte.
 ///
 /// The bytes: offset, registers, the text.
 ///
 /// # Panics
-/// When that doesn't hold.
+/// If that doesn't hold.
 pub fn decode(bytes: &[u8]) {
     let mut input = Input(bytes);
     let offset = u64::from(input.byte()) % (SIZE as u64 + 4);
@@ -84,7 +84,8 @@ pub fn decode(bytes: &[u8]) {
     if matches!(action, Action::PageFault { .. }) {
         assert_eq!(vcpu.registers, before, "a fault has done something");
     }
-    // The instruction may have written to its own text; what is left then is the guest's doing.
+    // The instruction may have written to its own text. Such bytes are left as the guest wrote
+    // them.
     let by_guest = read(&memory);
     engine.unregister(&guest, &ids).unwrap();
     if by_guest == armed {

@@ -22,13 +22,13 @@ const CR0_WP: u64 = 1 << 16;
 const CR4_SMAP: u64 = 1 << 21;
 const EFER_LONG: u64 = 1 << 10;
 
-/// Whatever the instruction and the state are: all of it is done or nothing, and what is written
-/// is at most eight bytes in pages that may be written.
+/// Checks that any instruction in any state is done wholly or not at all, and that at most eight
+/// bytes are written, in pages that may be written.
 ///
 /// The bytes: code (15), control, flags, one byte for each page, registers.
 ///
 /// # Panics
-/// When that doesn't hold.
+/// If that doesn't hold.
 pub fn emulate(bytes: &[u8]) {
     let mut input = Input(bytes);
     let code: [u8; 15] = input.array();
@@ -45,7 +45,7 @@ pub fn emulate(bytes: &[u8]) {
     }
     let mut writable = [false; COUNT];
     for (index, writable) in (0..).zip(&mut writable) {
-        // Each set bit takes one away.
+        // Each set bit clears one.
         let entry = ENTRY & !u64::from(input.byte());
         put(
             TABLES + 3 * PAGE + 8 * index,
@@ -99,7 +99,7 @@ pub fn emulate(bytes: &[u8]) {
 fn registers(input: &mut Input<'_>, rflags: u64) -> Registers {
     let mut next = || {
         let value = input.word();
-        // Two bits say whether it is near the pages or anything.
+        // Two bits decide whether the value is near the pages or any value.
         if value >> 62 == 0 {
             value % (5 * PAGE)
         } else {

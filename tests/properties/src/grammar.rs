@@ -4,11 +4,11 @@ use vmprobe_spec::{
     Command, SpecError, definition, definitions, filter, from_cmdline, parse, render,
 };
 
-/// Whatever a text of definitions is: each of its lines is read as a probe that is printed and read as
-/// the same, or is an error that can be shown. So is the same text on a command line.
+/// Checks that each line of any text of definitions is read as a probe that is printed and read as the same one, or is
+/// an error that can be shown. So is the same text on a command line.
 ///
 /// # Panics
-/// When that doesn't hold.
+/// If that doesn't hold.
 pub fn definitions_of(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     for found in definitions(&text) {
@@ -30,11 +30,11 @@ pub fn definitions_of(bytes: &[u8]) {
     }
 }
 
-/// Whatever a filter's text is: it is read as a filter that is printed and read as the same, or is an
-/// error within it.
+/// Checks that any text of a filter is read as a filter that is printed and read as the same one, or is an error at a
+/// place within it.
 ///
 /// # Panics
-/// When that doesn't hold.
+/// If that doesn't hold.
 pub fn filters(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     match filter::parse(&text) {
@@ -51,7 +51,7 @@ fn show(error: &SpecError) {
     let end = error.text.chars().count() + 1;
     assert!(error.column + error.length <= end, "{error}");
     let rendered = render(error, Some("text"));
-    // Control characters are shown by others, so that a definition can't write to a terminal.
+    // Control characters are replaced, so that a definition can't control a terminal.
     assert!(!rendered.contains(|c: char| c.is_control() && c != '\n'));
     if !error.reason.contains(char::is_control) {
         assert!(rendered.contains(&error.reason));

@@ -1,18 +1,18 @@
 //! Taking values from bytes.
 
-/// The bytes of a case. Behind their end all is zero, so that any bytes are a case.
+/// The bytes of a case. Zeros follow their end, so that any bytes are a case.
 #[derive(Debug)]
 pub struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {
-    /// The next so many bytes, fewer at the end.
+    /// Returns the next `len` bytes, fewer at the end.
     pub fn bytes(&mut self, len: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
         taken
     }
 
-    /// The next so many bytes.
+    /// Returns the next `N` bytes.
     pub fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut array = [0; N];
         let taken = self.bytes(N);

@@ -3,11 +3,11 @@
 use vmprobe_kernel_log::ktap::{MAX_CASES, MAX_DIAGNOSTICS, Parser, Results};
 use vmprobe_kernel_log::{Lines, MAX_FRAMES, MAX_LINE, MAX_REPORT_LINES, Report, Reports};
 
-/// Whatever a console says: it is the same lines, reports and results in whatever pieces it comes, and none of
-/// them is beyond its bound. The first byte is the length of the pieces.
+/// Checks that any output of a console has the same lines, reports and results in whatever pieces it comes, and that
+/// none exceeds its bound. The first byte is the length of the pieces.
 ///
 /// # Panics
-/// When that doesn't hold.
+/// If that doesn't hold.
 pub fn kernel_log(bytes: &[u8]) {
     let Some((length, console)) = bytes.split_first() else {
         return;
@@ -16,7 +16,7 @@ pub fn kernel_log(bytes: &[u8]) {
     let chunks: Vec<_> = console.chunks(usize::from(*length).max(1)).collect();
     assert_eq!(lines_of(&chunks), lines, "lines of pieces");
     for line in &lines {
-        // A byte that is no UTF-8 becomes a sign of three bytes.
+        // A byte that isn't UTF-8 becomes a character of three bytes.
         assert!(line.len() <= 3 * MAX_LINE + 64, "a line of {}", line.len());
         assert!(!line.contains(['\n', '\r', '\x1b']), "{line:?}");
     }

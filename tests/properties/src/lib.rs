@@ -1,7 +1,7 @@
-//! What holds for any bytes that reach the engine, the readers of text, or devices.
+//! Properties that hold for any bytes that reach the engine, the readers of text, or devices.
 //!
-//! Each property is a function of bytes that panics when it doesn't hold. Here they are tried with
-//! the corpus in `fuzz/corpus/` and with random bytes; `make fuzz` looks for more.
+//! Each property is a function of bytes that panics if it doesn't hold. Here they are tried with
+//! the corpus in `fuzz/corpus/` and with random bytes; `make fuzz` searches further.
 #![expect(
     clippy::expect_used,
     clippy::panic,

@@ -10,19 +10,19 @@ use crate::input::Input;
 const JMP: u8 = 0xe9;
 const NOP: u8 = 0x90;
 
-/// Whatever the instruction and the addresses are: a copy is one instruction that does the same to
-/// the same memory, the jump behind it (and behind `nop`s) leads behind the original, and the copy's copy at the
-/// original's place is the original.
+/// Checks, for any instruction and addresses, that a copy is one instruction that does the same to the same memory,
+/// that the jump behind it (and behind `nop`s) leads behind the original, and that the copy's copy at the original's
+/// place is the original.
 ///
 /// The bytes: code (15), from, to.
 ///
 /// # Panics
-/// When that doesn't hold.
+/// If that doesn't hold.
 pub fn relocate(bytes: &[u8]) {
     let mut input = Input(bytes);
     let code: [u8; 15] = input.array();
     let (at, to) = (input.word(), input.word());
-    // Mostly near each other: the upper half of `to` is a choice.
+    // They are mostly near each other: the upper half of `to` decides.
     let to = if to >> 63 == 0 {
         at.wrapping_add(to >> 32)
     } else {
@@ -50,7 +50,7 @@ pub fn relocate(bytes: &[u8]) {
     let back = for_comparison(&made.copy, GuestVirtAddr(to), GuestVirtAddr(at));
     let back = back.unwrap_or_else(|why| panic!("{:02x?} can't go back: {why}", made.copy));
     if original.is_ip_rel_memory_operand() != copy.is_ip_rel_memory_operand() {
-        // Absolute, it stays so.
+        // An absolute address stays absolute.
         assert_eq!(back.copy, made.copy);
     } else {
         assert_eq!(back.copy, code[..original.len()]);
@@ -62,7 +62,7 @@ fn decode(code: &[u8], at: u64) -> Option<Instruction> {
     (!insn.is_invalid()).then_some(insn)
 }
 
-/// The instruction without where it is and how it addresses.
+/// Returns the instruction without its address and its way of addressing.
 fn meaning(insn: &Instruction) -> Instruction {
     let mut insn = *insn;
     if insn.is_ip_rel_memory_operand() {

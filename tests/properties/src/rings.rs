@@ -1,4 +1,4 @@
-//! Reading rings that the guest writes, or scribbles on.
+//! Reading rings that the guest writes, or overwrites with garbage.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -20,14 +20,14 @@ const RETURNS: u32 = 3;
 const COUNTERS: u32 = 16;
 const PAGE: u64 = 4096;
 
-/// Whatever a guest writes into its rings and blocks: reading them ends, touches nothing else, and
-/// gives records that a detour could have written. As long as a vCPU's own aren't scribbled on, each
-/// of its records arrives once, in order, and with all that is in it, whatever other vCPUs do.
+/// Checks that whatever a guest writes into its rings and blocks, reading them ends, touches nothing else, and returns
+/// records that a detour could have written. As long as a vCPU's own ring and block have no garbage, each of its
+/// records arrives once, in order and complete, whatever other vCPUs do.
 ///
 /// The bytes: what the guest and the host do, one after the other.
 ///
 /// # Panics
-/// When that doesn't hold.
+/// If that doesn't hold.
 pub fn rings(bytes: &[u8]) {
     let mut input = Input(bytes);
     let mut case = Case::new();
@@ -60,7 +60,7 @@ pub fn rings(bytes: &[u8]) {
     case.check_end();
 }
 
-/// Registers in the records of the detours that there are, the last of which has those of returns.
+/// Returns the registers in the records of the existing detours, the last of which has records of returns.
 fn registers(header: RecordHeader) -> Option<Fetches> {
     match (header.detour, header.returns) {
         (0, false) => Some(Fetches::default()),
@@ -74,7 +74,7 @@ fn shape(header: RecordHeader) -> Option<Shape> {
     registers(header).map(Shape::of)
 }
 
-/// Words of the records of a detour that there is, and its header.
+/// Returns the words of the records of an existing detour, and their header.
 fn layout_of(detour: u32) -> (u64, u64) {
     if detour == RETURNS {
         return (RETURN_WORDS, return_header(detour, RETURN_WORDS as u8));
@@ -88,7 +88,7 @@ fn layout_of(detour: u32) -> (u64, u64) {
     (words, layout::header(detour, words as u8))
 }
 
-/// All of a record's registers, by their numbers, and RIP.
+/// Returns all of a record's registers, by their numbers, and RIP.
 fn values(registers: &Registers) -> [u64; 18] {
     let r = registers;
     [
@@ -97,7 +97,7 @@ fn values(registers: &Registers) -> [u64; 18] {
     ]
 }
 
-/// A guest, and what the host should know of it.
+/// A guest, and what the host should find in it.
 struct Case {
     memory: Memory,
     rings: Rings,
@@ -108,11 +108,11 @@ struct Case {
 /// What one vCPU has written.
 #[derive(Default)]
 struct Vcpu {
-    /// Its records that the host hasn't got yet.
+    /// Its records that the host hasn't received yet.
     queue: VecDeque<Written>,
-    /// Its block or ring holds something that no detour writes.
+    /// True if its block or ring contains something that no detour writes.
     is_scribbled_on: bool,
-    /// How many unreadable things it has put there on purpose.
+    /// How many unreadable words it has written on purpose.
     damage: u64,
 }
 
@@ -125,7 +125,7 @@ struct Written {
 }
 
 impl Vcpu {
-    /// Places in the queue of what isn't whole.
+    /// Returns the indexes in the queue of unfinished records.
     fn open(&self) -> Vec<usize> {
         let open = |(place, written): (usize, &Written)| (!written.is_whole).then_some(place);
         self.queue.iter().enumerate().filter_map(open).collect()
@@ -146,7 +146,7 @@ impl Case {
     fn new() -> Self {
         let memory = Memory::default();
         let places = (0..VCPUS).map(|vcpu| producer(vcpu).place);
-        // What `Rings::init` would do, but that it also reads all of the empty rings.
+        // This is what `Rings::init` does, except that it also reads all of the empty rings.
         for (vcpu, number) in (0..VCPUS).zip(0..) {
             for offset in [HEAD, TAIL] {
                 let at = producer(vcpu).place.block.wrapping_add(offset);
@@ -162,7 +162,7 @@ impl Case {
         }
     }
 
-    /// Reserves space for a record and writes it, with its header or without, if there is space.
+    /// Reserves space for a record and writes it, whole or without its header, if there is space.
     fn write(&mut self, vcpu: usize, detour: u8, values: &mut Input<'_>, is_whole: bool) {
         let detour = u32::from(detour % 4);
         let (words, _) = layout_of(detour);
@@ -183,7 +183,7 @@ impl Case {
         }
     }
 
-    /// Writes one of those records that aren't whole.
+    /// Finishes one of the unfinished records of a vCPU.
     fn finish(&mut self, vcpu: usize, which: usize) {
         let open = self.vcpus[vcpu].open();
         if !open.is_empty() {
@@ -236,7 +236,7 @@ impl Case {
         }
     }
 
-    /// Writes anything, near what might be right, where head and tail are.
+    /// Writes values into head or tail that are random or near the right ones.
     fn scribble_on_block(&mut self, vcpu: usize, input: &mut Input<'_>) {
         self.vcpus[vcpu].is_scribbled_on = true;
         let how = input.byte();
@@ -254,7 +254,7 @@ impl Case {
         self.memory.write(at, &value.to_le_bytes()).unwrap();
     }
 
-    /// Writes anything near where the host reads next.
+    /// Writes random bytes near the place that the host reads next.
     fn scribble_on_ring(&mut self, vcpu: usize, input: &mut Input<'_>) {
         self.vcpus[vcpu].is_scribbled_on = true;
         let producer = producer(vcpu);
@@ -266,7 +266,7 @@ impl Case {
         self.memory.write(at, &bytes[..len]).unwrap();
     }
 
-    /// Lets the host come to so many words before the ring's end, over something unreadable.
+    /// Makes the host advance to `words` words before the ring's end, past an unreadable word.
     fn skip(&mut self, vcpu: usize, words: u64) {
         let (producer, state) = (producer(vcpu), &mut self.vcpus[vcpu]);
         if state.is_scribbled_on || !state.queue.is_empty() {
@@ -292,7 +292,7 @@ impl Case {
         let at = producer(vcpu).place.block.wrapping_add(offset);
         let mut value = [0; 4];
         self.memory.read(at, &mut value).unwrap();
-        // So that it wraps around now and then.
+        // Large steps, so that it wraps around now and then.
         let more = u32::from(more) << 15;
         let value = u32::from_le_bytes(value).wrapping_add(more);
         self.memory.write(at, &value.to_le_bytes()).unwrap();
@@ -302,7 +302,7 @@ impl Case {
         assert_eq!(self.rings.total(cell), self.totals[cell as usize]);
     }
 
-    /// What the host has read is empty again.
+    /// Checks that the space of what the host has read is zero again.
     fn check_end(&self) {
         for (number, vcpu) in self.vcpus.iter().enumerate() {
             if !vcpu.is_scribbled_on {
@@ -363,7 +363,7 @@ fn check_record(record: &Told, written: &Written) {
     assert_ne!(record.vcpu, VcpuId(VCPUS as u32));
 }
 
-/// The guest's memory. What was never written is zero.
+/// The guest's memory. Unwritten bytes are zero.
 #[derive(Default)]
 struct Memory(RefCell<BTreeMap<u64, [u8; PAGE as usize]>>);
 
@@ -419,7 +419,7 @@ impl GuestMemory for Memory {
     }
 }
 
-/// The memory as the host sees it: it has no business outside of rings and blocks.
+/// The memory as the host sees it. The host may access only rings and blocks.
 struct Watched<'a>(&'a Memory);
 
 impl Watched<'_> {

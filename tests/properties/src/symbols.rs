@@ -7,17 +7,17 @@ use guest_state::GuestVirtAddr;
 
 use crate::input::Input;
 
-/// Symbols of the image that is damaged.
+/// Symbols of the undamaged image.
 const SYMBOLS: u64 = 300;
 
-/// Whatever a kernel's image is: reading it ends, with symbols that can be asked anything, or
-/// with an error.
+/// Checks that reading any image of a kernel ends, with symbols that answer any lookup, or with an
+/// error.
 ///
-/// The bytes: a choice of image, and what to change of it, as offsets and values; or, for the
-/// last choices, the image itself or the contents of its segment.
+/// The bytes: a choice of image, and changes to it, as offsets and values; or, for the last
+/// choices, the image itself or the contents of its segment.
 ///
 /// # Panics
-/// When that doesn't hold.
+/// If that doesn't hold.
 pub fn symbols(bytes: &[u8]) {
     let mut input = Input(bytes);
     let choice = usize::from(input.byte() % 10);

@@ -64,7 +64,7 @@ proptest! {
     }
 }
 
-/// What a guest and the host do to rings, but for scribbling: an action and its arguments.
+/// Actions of a guest and the host on rings, without garbage: an action and its arguments.
 fn decent() -> impl Strategy<Value = Vec<u8>> {
     let arguments = |(action, len): (u8, usize)| {
         // The upper half is the other vCPU; 135 is a multiple of the number of actions.
@@ -133,7 +133,7 @@ proptest! {
     }
 }
 
-/// Pieces of what a console says.
+/// Pieces of a console's output.
 const CONSOLE: &[&str] = &[
     "\n",
     "\r\n",

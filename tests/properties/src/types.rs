@@ -8,13 +8,13 @@ use crate::input::Input;
 /// Longest text of a value.
 const MOST: usize = 300;
 
-/// Whatever a kernel's types are: reading them ends, and so does writing any of them, and any value of them,
-/// as C. A value's text is no longer than it may be.
+/// Checks that reading any types of a kernel ends, and that writing any of them, and any value of them, as C ends too.
+/// A value's text keeps to its limit.
 ///
-/// The bytes: whether they are the types themselves, or what to change of some types, as offsets and values.
+/// The bytes: whether they are the types themselves, or changes to some types, as offsets and values.
 ///
 /// # Panics
-/// When that doesn't hold.
+/// If that doesn't hold.
 pub fn types(bytes: &[u8]) {
     let mut input = Input(bytes);
     let mut section = section();

@@ -1,1 +1,1 @@
-//! The protocol by the rules of those who write protocols: see `tests/`.
+//! Checks of the protocol by the rules for protobuf files: see `tests/`.

@@ -1,4 +1,4 @@
-//! `proto/` keeps buf's rules.
+//! Checks that `proto/` keeps buf's rules.
 #![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use npm_part::{NpmPart, run};
 
-/// The program alone, without what chooses one for each platform.
+/// The package of the program alone, without the one that chooses a platform's.
 const BUF: NpmPart = NpmPart {
     package: "@bufbuild/buf-linux-x64@1.75.0",
     within: "package/bin",
@@ -29,7 +29,7 @@ fn the_protocol_keeps_the_rules_that_its_configuration_names() {
     };
     assert_eq!(lint(&folder).unwrap(), "");
 
-    // They are rules that something can break.
+    // Checks that the rules reject a bad file.
     let broken = tempfile::tempdir().unwrap();
     let package = broken.path().join("vmprobe/v1");
     fs::create_dir_all(&package).unwrap();

@@ -1,4 +1,4 @@
-//! Telling `make test` which rows of docs/requirements.md a test has proved.
+//! Reports to `make test` which rows of docs/requirements.md a test has proved.
 
 use std::any::Any;
 use std::fs::OpenOptions;
@@ -20,11 +20,11 @@ struct Record<'a> {
     note: String,
 }
 
-/// Runs a test and records how it ended, if `VMPROBE_RESULTS` names a file. What it returns is its
-/// remark.
+/// Runs a test and records how it ended, if `VMPROBE_RESULTS` names a file. The test's result is
+/// its remark.
 ///
 /// # Panics
-/// If the test does, or the file can't be written.
+/// If the test panics, or the file can't be written.
 pub fn proves(ids: &[&str], name: &str, test: impl FnOnce() -> String) {
     let result = catch_unwind(AssertUnwindSafe(test));
     let (status, note) = match &result {
@@ -43,7 +43,7 @@ pub fn proves(ids: &[&str], name: &str, test: impl FnOnce() -> String) {
         let line = serde_json::to_string(&record).map(|line| line + "\n");
         let written = line.map_err(std::io::Error::from).and_then(|line| {
             let mut file = OpenOptions::new().create(true).append(true).open(path)?;
-            // In one write, as tests run beside each other.
+            // In one write, as tests run at the same time.
             file.write_all(line.as_bytes())
         });
         assert!(written.is_ok(), "can't write the results: {written:?}");

@@ -1,11 +1,11 @@
-//! Numbers drawn at random, the same ones again for the same seed.
+//! Random numbers, which are the same for the same seed.
 
 /// A generator: `SplitMix64` (Steele, Lea, Flood: "Fast splittable pseudorandom number generators").
 #[derive(Debug, Clone, Copy)]
 pub struct Random(u64);
 
 impl Random {
-    /// The numbers of this seed.
+    /// Makes the generator of this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -19,22 +19,22 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, which isn't zero. The remainder's bias is nothing for small bounds.
+    /// Returns a number below `bound`, which must not be zero. The remainder's bias is negligible for small bounds.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.bits() % bound
     }
 
-    /// True once in `times`.
+    /// Returns true once in `times`, on average.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// One of `choices`, which aren't none.
+    /// Returns one of `choices`, which must not be empty.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len() as u64) as usize]
     }
 
-    /// So many of these, in the order in which they are drawn; all if there are fewer.
+    /// Returns `count` of these, in the order in which they are drawn; all if there are fewer.
     pub fn draw<T>(&mut self, mut all: Vec<T>, count: usize) -> Vec<T> {
         let count = count.min(all.len());
         for at in 0..count {
@@ -52,7 +52,7 @@ impl Random {
         }
     }
 
-    /// A value of the kind that arithmetic goes wrong with, or any.
+    /// Returns a value that often breaks arithmetic, or any value.
     pub fn value(&mut self) -> u64 {
         const EDGES: [u64; 12] = [
             0,
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_seed_always_gives_the_same_numbers() {
-        // The first of the reference implementation.
+        // The first number of the reference implementation.
         let mut random = Random::new(1_234_567);
         assert_eq!(random.bits(), 6_457_827_717_110_365_317);
         assert_eq!(random.bits(), 3_203_168_211_198_807_973);

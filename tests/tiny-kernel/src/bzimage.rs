@@ -13,13 +13,13 @@ use crate::{CODE_AT, TEXT, UPPER_HALF};
 
 /// Where the bzImage asks to be loaded.
 const LOADED: u64 = 0x100_0000;
-/// Where its 64-bit entry is in what is loaded.
+/// Offset of its 64-bit entry in the loaded part.
 const ENTRY: usize = 0x200;
 /// Bytes of the setup code: a sector and one more.
 const SETUP: usize = 0x400;
 
-/// A bzImage with a kernel of [`crate::build`], whose code is `code` bytes long and has an absolute address at `word`.
-/// `decompressor` is the code that the bzImage begins with.
+/// Makes a bzImage with a kernel of [`crate::build`], whose code is `code` bytes long and has an absolute address at
+/// `word`. `decompressor` is the code that the bzImage begins with.
 ///
 /// # Errors
 /// If it doesn't assemble.
@@ -32,7 +32,7 @@ pub fn pack(
     decompressor(&mut a)?;
     let code = a.assemble(LOADED + ENTRY as u64)?;
     let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
-    // Behind the kernel the list of words with addresses, and that of lower halves, which is empty.
+    // The list of words with addresses follows the kernel, and then that of lower halves, which is empty.
     let lists = [0, word as u32, 0].map(u32::to_le_bytes).concat();
     let payload = packed
         .write_all(kernel)
@@ -63,8 +63,8 @@ pub fn pack(
     Ok(file)
 }
 
-/// A decompressor that puts the kernel `moved` bytes above its place, physically and virtually, and enters it as Linux
-/// does. It has the kernel's code unpacked.
+/// Makes a decompressor that puts the kernel `moved` bytes above its place, physically and virtually, and enters it as
+/// Linux does. The kernel's code in it is already unpacked.
 ///
 /// # Errors
 /// None that this code can cause.

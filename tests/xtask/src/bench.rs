@@ -1,5 +1,5 @@
-//! `xtask bench`: measures and writes `target/bench/report.json`. The engine alone on this machine;
-//! Linux guests where they run, here or in the lab.
+//! `xtask bench`: measures and writes `target/bench/report.json`. The engine alone is measured on this machine; Linux
+//! guests are measured where they run, here or in the lab.
 
 use std::fs;
 use std::io;
@@ -17,10 +17,11 @@ use crate::machine::{DoctorError, Host, Programs};
 use crate::microvm::{self, MicrovmError};
 use crate::{root, say};
 
-/// Longest time of each part, with what it has to build first. Only nets.
+/// Longest time of each part, with the builds that it needs first. They only end hanging parts.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 const LAB_MEMORY_MIB: u32 = 3072;
-/// Virtual CPUs of the lab machine: one for the threads of the host that would else take the guest's time.
+/// Virtual CPUs of the lab machine: one of them for the threads of the host, which would otherwise take the guest's
+/// time.
 const LAB_CPUS: u8 = 2;
 
 /// Why not all was measured.
@@ -98,7 +99,7 @@ enum Part {
 }
 
 impl Part {
-    /// The arguments of `e2e bench` for it.
+    /// Returns the arguments of `e2e bench` for it.
     fn of_guests(self) -> Option<[String; 2]> {
         let name = match self {
             Self::Engine | Self::Guests => return None,
@@ -112,8 +113,8 @@ impl Part {
     }
 }
 
-/// Measures all, shows it, and writes the report; true if all could be measured. A figure that misses
-/// its limit stays in.
+/// Measures everything, shows it, and writes the report. Returns true if everything could be measured. A figure that
+/// misses its limit stays in.
 ///
 /// # Errors
 /// If something can't be measured.
@@ -122,7 +123,7 @@ pub fn run(options: &Options) -> Result<bool, BenchError> {
     fs::create_dir_all(&folder).map_err(|e| BenchError::Io("make", folder.clone(), e))?;
     let report = folder.join("report.json");
     if options.only.is_none() {
-        // Should this run not come to its end, no older one must pass for it.
+        // If this run doesn't get to its end, an older report must not be taken for its own.
         let _there_may_be_none = fs::remove_file(&report);
     }
     let mut figures = Vec::new();

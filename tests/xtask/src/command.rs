@@ -49,24 +49,24 @@ pub fn run(
         {
             match text {
                 Ok(text) => line(&text),
-                // A line that isn't text; the next may be.
+                // A line that isn't text; the next one may be.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
                 Err(_) => break,
             }
         }
     });
     thread::spawn(move || {
-        // The receiver waits for as long as this sends.
+        // The receiver waits until this is sent.
         let _ = told.send(wait(child));
     });
     let in_time = ended.recv_timeout(limit);
     if in_time.is_err()
         && let Some(group) = group
     {
-        // It may just have gone.
+        // The process group may just have ended.
         let _ = kill_process_group(group, Signal::KILL);
     }
-    // All writers of the pipe are gone now, so that the reader comes to its end.
+    // All writers of the pipe are gone now, so the reader comes to its end.
     let _a_panic_of_line_is_its_own_news = reader.join();
     match in_time {
         Ok(status) => status.map_err(|e| CommandError::Wait(name, e)),

@@ -19,12 +19,12 @@ pub const PROGRAMS: [&str; 3] = ["vmprobed", "vmprobe", "vmprobe-init"];
 /// Those with a command line.
 const COMMANDS: [&str; 2] = ["vmprobed", "vmprobe"];
 
-/// How much is done for a package to be small.
+/// How strongly a package is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// As much as can be: for others to fetch.
+    /// As strongly as possible, for a package that is published.
     Small,
-    /// Little: for tests.
+    /// Weakly, for tests.
     Large,
 }
 
@@ -69,7 +69,7 @@ pub fn run(options: &Options) -> Result<bool, DebError> {
 }
 
 /// Makes a package of the programs in `folder`, as the version `version`, or that of the workspace, in which lintian
-/// finds no error. Answers with its path.
+/// finds no error. Returns its path.
 ///
 /// # Errors
 /// See [`DebError`].
@@ -96,18 +96,18 @@ pub fn build(folder: &Path, version: Option<&str>, size: Size) -> Result<PathBuf
     deb.args((size == Size::Large).then_some("--fast"));
     deb.arg("--output").arg(&package).current_dir(root());
     output(&mut deb)?;
-    // It has no other thing to say of a package that differs in its version alone.
+    // For a package that differs only in its version, lintian finds the same.
     if version.is_none() {
         check(&package, size)?;
     }
     Ok(package)
 }
 
-/// Has lintian look for errors in it.
+/// Checks with lintian that it has no errors.
 fn check(package: &Path, size: Size) -> Result<(), DebError> {
     let mut lintian = Command::new("lintian");
     lintian.args(["--fail-on", "error"]);
-    // The tests' programs need no libraries of the machine that they run on.
+    // The tests' programs are linked statically, so that they need no libraries of the machine that they run on.
     let static_ones = "--suppress-tags=statically-linked-binary";
     lintian.args((size == Size::Large).then_some(static_ones));
     output(lintian.arg(package))?;
@@ -154,7 +154,7 @@ fn stage(programs: &Path, files: &Path) -> Result<(), DebError> {
     Ok(())
 }
 
-/// cargo-deb in the cache, which takes some minutes to be built, once.
+/// Returns the path of cargo-deb in the cache. Building it takes some minutes, once.
 fn cargo_deb() -> Result<PathBuf, DebError> {
     let home = lab::cache_dir()?.join(format!("cargo-deb-{VERSION}"));
     let program = home.join("bin/cargo-deb");
@@ -177,7 +177,7 @@ fn cargo_deb() -> Result<PathBuf, DebError> {
         .arg(&unfinished);
     output(&mut install)?;
     match fs::rename(&unfinished, &home) {
-        // Another process has been as fast.
+        // Another process has finished first.
         Err(_) if program.is_file() => {
             let _only_wanted_once = fs::remove_dir_all(&unfinished);
         }
@@ -186,7 +186,7 @@ fn cargo_deb() -> Result<PathBuf, DebError> {
     Ok(program)
 }
 
-/// Runs a program and answers with its standard output.
+/// Runs a program and returns its standard output.
 fn output(command: &mut Command) -> Result<Vec<u8>, DebError> {
     let name = command.get_program().to_string_lossy().into_owned();
     let ended = command.output();

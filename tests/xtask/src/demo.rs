@@ -46,7 +46,7 @@ pub enum DemoError {
     Io(&'static str, PathBuf, #[source] io::Error),
 }
 
-/// What a demonstration has shown and left.
+/// The results of a demonstration.
 #[derive(Debug)]
 pub struct Shown {
     /// Whether it was a success.
@@ -64,7 +64,7 @@ struct Written {
     bytes: Vec<u8>,
 }
 
-/// Runs it, shows its lines, and puts what its commands write into `target/demo`.
+/// Runs it, shows its lines, and puts the files that its commands write into `target/demo`.
 ///
 /// # Errors
 /// See [`DemoError`].
@@ -90,7 +90,7 @@ pub fn run() -> Result<Shown, DemoError> {
             *lines += &format!("{line}\n");
         })?;
         let screen = std::mem::take(&mut *screen.lock().unwrap_or_else(PoisonError::into_inner));
-        // There are none where it failed.
+        // There are none if it failed.
         let bytes = fs::read(&results).unwrap_or_default();
         (status.success(), screen, bytes)
     } else {
@@ -121,7 +121,7 @@ pub fn run() -> Result<Shown, DemoError> {
     })
 }
 
-/// Shows what is written to it, and keeps it.
+/// A writer that shows the bytes and keeps them.
 struct Tee(Vec<u8>);
 
 impl Write for Tee {

@@ -53,7 +53,7 @@ pub fn in_lab(folder: &str) -> Result<Vec<(PathBuf, String)>, DrgnError> {
         Err(_) => path.display().to_string(),
     };
     let mut loaded: BTreeSet<PathBuf> = lines.map(PathBuf::from).collect();
-    // Libraries of its own, which its own loader finds.
+    // drgn's own libraries, which its own loader finds.
     let own = installed.join("drgn.libs");
     for entry in fs::read_dir(&own).map_err(|e| DrgnError::Io("read", own.clone(), e))? {
         let entry = entry.map_err(|e| DrgnError::Io("read", own.clone(), e))?;

@@ -1,4 +1,4 @@
-//! The clients in other languages, with the packages that they use: each package once in the cache, by its lock file.
+//! The clients in other languages, with the packages that they use. The cache has each package once, by its lock file.
 
 use std::fs;
 use std::io;
@@ -71,7 +71,7 @@ fn node_packages() -> Result<PathBuf, ExamplesError> {
     )
 }
 
-/// A folder of the cache that depends on some files, made by `make` unless it is there.
+/// Returns a folder of the cache that depends on some files. If it isn't there, `make` makes it.
 fn ensure(
     name: &str,
     files: &[PathBuf],
@@ -95,7 +95,7 @@ fn source(name: &str) -> PathBuf {
     root().join("examples").join(name)
 }
 
-/// Copies the files of an example, which is the folder's only copy of it afterwards.
+/// Copies the files of an example, and removes an older copy in the folder.
 fn copy(folder: &Path, name: &str) -> Result<PathBuf, ExamplesError> {
     let (from, to) = (source(name), folder.join("examples").join(name));
     match fs::remove_dir_all(&to) {
@@ -107,7 +107,7 @@ fn copy(folder: &Path, name: &str) -> Result<PathBuf, ExamplesError> {
     fs::create_dir_all(&to).map_err(failed("make", &to))?;
     for entry in fs::read_dir(&from).map_err(failed("read", &from))? {
         let entry = entry.map_err(failed("read", &from))?;
-        // Folders are packages that somebody has installed there.
+        // Folders are packages that a developer has installed there.
         if entry.file_type().is_ok_and(|kind| kind.is_file()) {
             let copied = fs::copy(entry.path(), to.join(entry.file_name()));
             copied.map_err(failed("copy", &entry.path()))?;

@@ -1,6 +1,6 @@
 //! Files of the Linux guests; the end-to-end tests know their names.
 //!
-//! What is made of Debian's packages is in the cache, what has programs of this clone in its own `target`.
+//! Files made of Debian's packages are in the cache; those with programs of this clone are in its own `target`.
 
 use std::fs;
 use std::io;
@@ -26,7 +26,7 @@ use crate::{root, say};
 
 /// Folders of Python's packages beside the programs of the tests, with what is in each.
 const PYTHON: [(&str, &[&str]); 2] = [
-    // What reads exported events.
+    // Readers of exported events.
     (
         "python-readers",
         &["duckdb==2.0.1", "nats-py==2.16.0", "pyarrow==26.0.1"],
@@ -66,7 +66,7 @@ const MODULES_6_1: [&str; 8] = [
     "fs/fuse/fuse",
     "fs/fuse/virtiofs",
 ];
-/// Modules of 6.12 that a system on a disk loads: what a seed of cloud-init's is mounted by.
+/// Modules of 6.12 that a system on a disk loads: those for mounting a seed of cloud-init's.
 const MODULES_6_12: [&str; 6] = [
     "fs/binfmt_misc",
     "fs/autofs/autofs4",
@@ -79,7 +79,7 @@ const MODULES_6_12: [&str; 6] = [
 /// The disk with Debian on it.
 const DEBIAN_DISK: &str = "debian.qcow2";
 
-/// The product's packages with their versions: one of before, and that of this clone.
+/// The product's packages with their versions: one of an earlier version, and that of this clone.
 const PACKAGES: [(&str, Option<&str>); 2] = [
     ("vmprobe-before.deb", Some("0.0.1-1")),
     ("vmprobe.deb", None),
@@ -140,11 +140,11 @@ pub enum FilesError {
 pub struct Files {
     /// The folder with all of them, or links to them.
     pub folder: PathBuf,
-    /// The folder of the cache with those that are made of packages.
+    /// The folder of the cache with those that are made from packages.
     cached: PathBuf,
     names: Vec<&'static str>,
-    /// What only one lab has, with the paths in its machine: gdb, drgn and passt and what they need, a distribution's
-    /// disk, and the test kernel's debug information.
+    /// Files for only one lab, with the paths in its machine: gdb, drgn and passt with their libraries, a
+    /// distribution's disk, and the test kernel's debug information.
     others: Vec<(PathBuf, String)>,
 }
 
@@ -166,7 +166,7 @@ impl Files {
         Ok(files)
     }
 
-    /// All that the tests need, and the benches.
+    /// All that the tests and the benches need.
     ///
     /// # Errors
     /// See [`FilesError`].
@@ -207,7 +207,7 @@ impl Files {
         files
             .others
             .extend(below(&test_kernel.debug, "/boot/debug")?);
-        // They need some libraries.
+        // Several of them need the same libraries.
         files.others.sort();
         files.others.dedup();
         Ok(files)
@@ -219,7 +219,7 @@ impl Files {
         self.names.iter().map(pair).collect()
     }
 
-    /// What only `lab-amd` has, and the paths in its machine.
+    /// Returns the files for `lab-amd` alone, with the paths in its machine.
     pub fn others(&self) -> &[(PathBuf, String)] {
         &self.others
     }
@@ -296,7 +296,7 @@ impl Files {
     }
 }
 
-/// Makes `path` a link to `to`. An old one may lead to what is no more.
+/// Makes `path` a link to `to`. An old link may lead to a file that is gone.
 fn link(path: &Path, to: &Path) -> Result<(), FilesError> {
     if fs::read_link(path).ok().as_deref() != Some(to) {
         let _there_may_be_none = fs::remove_file(path);

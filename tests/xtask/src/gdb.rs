@@ -11,10 +11,10 @@ use crate::python::{self, Loaded, PRINT_LOADED};
 
 const PACKAGE: &str = "gdb";
 const DEBIAN: &str = "bookworm";
-/// What the kernel's scripts import of Python's own, as they do today, and the encoding where there is no locale. gdb
-/// loads the rest by itself.
+/// The modules of Python's own that the kernel's scripts import today, and the encoding for a system without a locale.
+/// gdb loads the rest by itself.
 const IMPORTS: &str = "import binascii, encodings.ascii, math, os, re, struct, traceback, zlib";
-/// What the C library converts the guest's characters by, of the package libc6.
+/// The C library's converters of the guest's characters, in the package libc6.
 const CONVERSIONS: [&str; 2] = [
     "/usr/lib/x86_64-linux-gnu/gconv/gconv-modules.cache",
     "/usr/lib/x86_64-linux-gnu/gconv/UTF-32.so",
@@ -44,7 +44,7 @@ pub fn program() -> Result<PathBuf, GdbError> {
     Ok(lab::ensure_package(DEBIAN, PACKAGE)?.join("usr/bin/gdb"))
 }
 
-/// gdb, its libraries and what it loads of Python, each with its path in the lab machine.
+/// Returns gdb, its libraries and the files of Python that it loads, each with its path in the lab machine.
 ///
 /// # Errors
 /// If it isn't there, or lacks a library.
@@ -90,7 +90,7 @@ fn libraries(listed: &str) -> Result<BTreeSet<String>, GdbError> {
         if path.contains("not found") {
             return Err(GdbError::Library(name.trim().to_owned()));
         }
-        // The kernel's own has no path.
+        // The kernel's own library (vDSO) has no path.
         let path = path.split_whitespace().next().unwrap_or_default();
         if path.starts_with('/') {
             paths.insert(path.to_owned());

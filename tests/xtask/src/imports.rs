@@ -1,5 +1,5 @@
-//! No circle of imports between the files of a product crate: each file can be read with what it imports
-//! alone, and a part can be taken out without the rest.
+//! No circle of imports between the files of a product crate: each file can be read together with only its imports, and
+//! a part can be removed without the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -33,9 +33,9 @@ type Names = Vec<String>;
 #[derive(Debug, Default)]
 struct Module {
     file: PathBuf,
-    /// What it re-exports, as named there, and the path that it imports.
+    /// Its re-exports: the name in this module, and the path that is imported.
     exports: BTreeMap<String, Names>,
-    /// Paths in its code, imports included and re-exports aside.
+    /// Paths in its code, with imports and without re-exports.
     paths: BTreeSet<Names>,
 }
 
@@ -84,8 +84,8 @@ impl Modules {
         self.0.insert(module, found.0);
     }
 
-    /// The file that defines what a path in a module names, behind all re-exports; none for another crate's,
-    /// and for what is local to the module.
+    /// Returns the file that defines the item at a path in a module, behind all re-exports; `None` for another crate's
+    /// item, and for one that is local to the module.
     fn file_of(&self, module: &[String], path: &[String]) -> Option<&Path> {
         let own = self.0.get(module)?;
         let (first, rest) = path.split_first()?;
@@ -117,12 +117,12 @@ impl Modules {
         Some(&self.0[&at].file)
     }
 
-    /// Whether a module has a child or re-exports something of a name.
+    /// Returns true if a module has a child, or re-exports an item, of this name.
     fn has(&self, module: &[String], name: &str) -> bool {
         self.0.contains_key(&child(module, name)) || self.0[module].exports.contains_key(name)
     }
 
-    /// Which files each file names something of, and by which paths.
+    /// Returns, for each file, the files of which it names an item, and the paths of these items.
     fn imports(&self) -> Imports<'_> {
         let mut imports = Imports::new();
         for (name, module) in &self.0 {
@@ -148,7 +148,7 @@ fn child(module: &[String], name: &str) -> Names {
     module.iter().cloned().chain([name]).collect()
 }
 
-/// Whether an item is compiled for tests only.
+/// Returns true if an item is compiled for tests only.
 fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let list = attribute.meta.require_list();
@@ -157,12 +157,12 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Collects what a module's items name.
+/// Collects the paths that a module's items name.
 #[derive(Default)]
 struct Reader(Module);
 
 impl Reader {
-    /// Takes an import apart.
+    /// Splits an import into its paths.
     fn import(&mut self, before: &[String], tree: &UseTree, is_export: bool) {
         let (path, named) = match tree {
             UseTree::Path(path) => {
@@ -194,7 +194,7 @@ impl Reader {
         }
     }
 
-    /// Paths in what a macro is given.
+    /// Collects paths among a macro's arguments.
     fn tokens(&mut self, tokens: TokenStream) {
         let mut path = Names::new();
         let mut colons = 0;
@@ -261,13 +261,13 @@ impl<'ast> Visit<'ast> for Reader {
         visit::visit_macro(self, called);
     }
 
-    /// Who may see an item says nothing of what the item needs.
+    /// A visibility tells who may use an item, not what the item needs.
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 
     fn visit_attribute(&mut self, _: &'ast Attribute) {}
 }
 
-/// The files in circles, each circle by itself.
+/// Returns the files in circles, separately for each circle.
 fn circles<'a>(imports: &Imports<'a>) -> BTreeSet<BTreeSet<&'a Path>> {
     let reached = |from: &'a Path| {
         let mut seen = BTreeSet::new();
@@ -303,7 +303,7 @@ fn roots(folder: &Path) -> Vec<PathBuf> {
     roots
 }
 
-/// The circles of a crate, for people to read; empty if it has none.
+/// Returns the circles of a crate as a text; empty if it has none.
 fn circles_in(folder: &Path) -> String {
     let mut text = String::new();
     for root in roots(folder) {
@@ -324,7 +324,7 @@ fn circles_in(folder: &Path) -> String {
     text
 }
 
-/// The engine's folders, and the others whose files theirs import.
+/// Returns the engine's folders, each with the folders whose files its files import.
 fn engine_folders() -> BTreeMap<String, BTreeSet<String>> {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let engine = top.join(ENGINE);
@@ -348,7 +348,7 @@ fn engine_folders() -> BTreeMap<String, BTreeSet<String>> {
     folders
 }
 
-/// The same as ARCHITECTURE.md's table has it: rows of a folder, its subject, and what it imports.
+/// Returns the same from ARCHITECTURE.md's table: rows of a folder, its subject, and its imports.
 fn told_folders(text: &str) -> BTreeMap<String, BTreeSet<String>> {
     let name = |cell: &str| Some(cell.trim().strip_prefix('`')?.strip_suffix('`')?.to_owned());
     let row = |line: &str| {

@@ -9,8 +9,8 @@ use crate::record::Run;
 /// A run of tests that keeps one CPU busy.
 pub type Job<'a> = Box<dyn FnOnce() -> Run + Send + 'a>;
 
-/// Runs jobs, `workers` at a time, each as soon as an earlier one has ended. The results are in the order
-/// of the jobs.
+/// Runs jobs, `workers` at a time, each as soon as an earlier one has ended. Returns their results in the order of the
+/// jobs.
 pub fn run<T: Send>(jobs: Vec<Box<dyn FnOnce() -> T + Send + '_>>, workers: usize) -> Vec<T> {
     let results: Vec<Mutex<Option<T>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
     let waiting: Mutex<VecDeque<_>> = Mutex::new(jobs.into_iter().zip(&results).collect());
@@ -27,14 +27,14 @@ pub fn run<T: Send>(jobs: Vec<Box<dyn FnOnce() -> T + Send + '_>>, workers: usiz
             });
         }
     });
-    // A job that panics ends the scope above by its panic, so none lacks its result here.
+    // A panic of a job ends the scope above, so each job has its result here.
     let results = results.into_iter();
     results
         .filter_map(|result| result.into_inner().ok().flatten())
         .collect()
 }
 
-/// How many jobs that take so much memory can run at once.
+/// Returns how many jobs of this memory can run at once.
 pub fn workers(mib_each: u32) -> usize {
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -44,7 +44,7 @@ pub fn workers(mib_each: u32) -> usize {
     }
 }
 
-/// The memory that programs can still have, by /proc/meminfo (proc(5)).
+/// Returns the memory that is available to programs, by /proc/meminfo (proc(5)).
 fn available_mib(meminfo: &str) -> Option<u64> {
     let line = meminfo
         .lines()

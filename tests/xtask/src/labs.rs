@@ -16,18 +16,18 @@ use crate::record::{self, PLACES, Record};
 use crate::say;
 use crate::test::{self, TestError};
 
-/// Longest time of one machine's tests. Only a net: no test waits for time.
+/// Longest time of one machine's tests. It only ends hanging ones: no test waits for time.
 const LIMIT: Duration = Duration::from_secs(80 * 60);
 /// The same where all tests run, however long they take.
 const LIMIT_ALL: Duration = Duration::from_secs(4 * 60 * 60);
 /// Memory of the lab machine: the largest guest, and the files, which it keeps in memory.
 const MEMORY_MIB: u32 = 3072;
-/// Memory of this machine that a lab machine takes, with the emulator's own.
+/// Memory of this machine that a lab machine takes, including the emulator's own.
 pub const TAKES_MIB: u32 = MEMORY_MIB + 1024;
-/// CPUs of the machine whose tests are about what happens at the same time.
+/// CPUs of the machine for tests of concurrency.
 const INTERLEAVED_CPUS: u8 = 2;
-/// Instructions that each of them runs in turn when they do it all once more, other than by default: other
-/// meetings come about.
+/// Instructions that each of these CPUs runs in turn when all tests are run once more with another value: other
+/// interleavings come about.
 const FINE_QUANTUM: u8 = 5;
 
 /// What is said of the labs on the command line.
@@ -59,7 +59,7 @@ pub struct LabOptions {
     model: String,
 }
 
-/// A range of shards' numbers: `6-10`, or `6` alone.
+/// Parses a range of shards' numbers: `6-10`, or `6` alone.
 fn shards(text: &str) -> Result<RangeInclusive<u8>, ParseIntError> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     Ok(first.parse()?..=last.parse()?)
@@ -96,9 +96,9 @@ struct LabMachine {
     part: Part,
     shard: Shard,
     cpus: u8,
-    /// Of the Intel lab.
+    /// Instructions that each CPU runs in turn, in the Intel lab.
     quantum: u8,
-    /// It runs the monitor's own tests before.
+    /// True if it first runs the monitor's own tests.
     monitor: bool,
 }
 
@@ -158,8 +158,8 @@ impl Part {
         }
     }
 
-    /// How many machines divide it between them in a lab: few, as each boots first, but so many that they fill the
-    /// CPUs of this machine evenly.
+    /// Returns how many machines divide it between them in a lab. They are few, as each boots first, but enough to fill
+    /// the CPUs of this machine evenly.
     fn shards(self, name: Name) -> u8 {
         match (self, name) {
             (Self::All, Name::Amd) => 7,
@@ -205,7 +205,7 @@ impl LabOptions {
         }
     }
 
-    /// The machines of a lab, those that take longest first.
+    /// Returns the machines of a lab, those that take longest first.
     fn machines(&self, name: Name, filtered: bool) -> Vec<LabMachine> {
         let machine = |part, cpus, shard| LabMachine {
             name,
@@ -248,11 +248,11 @@ impl LabOptions {
     }
 }
 
-/// The end-to-end tests in the labs, and without a filter the monitor's own tests there: one job for each
-/// machine, in the order to begin them in.
+/// Returns the jobs of the end-to-end tests in the labs and, without a filter, of the monitor's own tests there: one
+/// job for each machine, in the order in which they should begin.
 ///
 /// # Errors
-/// If it isn't known what a machine will run. One that dies is told of in its run.
+/// If it isn't known what a machine will run. If a machine dies, its run says so.
 pub fn jobs<'a>(work: Work<'a>, options: &'a LabOptions) -> Result<Vec<Job<'a>>, TestError> {
     let filtered = work.filter.is_some();
     let mut machines = Vec::new();
@@ -287,9 +287,10 @@ pub fn jobs<'a>(work: Work<'a>, options: &'a LabOptions) -> Result<Vec<Job<'a>>,
 }
 
 impl LabMachine {
-    /// When it begins, smallest first: what takes longest, so that the CPUs of this machine are done at about the same
-    /// time. Those are all tests on several CPUs, then the slower of the emulators; what few tests there is time for
-    /// every day on several CPUs takes least. Machines of the same place keep their order.
+    /// Returns its place in the order of beginning, smallest first. Those that take longest begin first, so that the
+    /// CPUs of this machine finish at about the same time. Those are all tests on several CPUs, then the slower of the
+    /// emulators. The few tests on several CPUs that run every day take least. Machines of the same place keep their
+    /// order.
     fn place_in_line(&self) -> u8 {
         match (self.part, self.name) {
             (Part::Interleaved, _) => 0,
@@ -331,7 +332,7 @@ impl LabMachine {
         records(&self.label(), &lab, work.filter.is_some())
     }
 
-    /// What it runs, for a human.
+    /// Describes what it runs, for people.
     fn description(&self) -> String {
         let turns = match self.name {
             Name::Intel if self.cpus > 1 => {
@@ -348,7 +349,7 @@ impl LabMachine {
         format!("{label}: {monitor}{part} tests, CPUs: {}{turns}", self.cpus)
     }
 
-    /// What its lines begin with.
+    /// The label before its lines.
     fn label(&self) -> String {
         match self.shard {
             Shard::WHOLE => self.name.place().to_owned(),
@@ -446,7 +447,7 @@ mod tests {
             machine(Part::Interleaved, "1/1", 2, FINE_QUANTUM),
         ];
         assert_eq!(all[10..], interleaved);
-        // With what runs every day these are all.
+        // Together with what runs every day, these are all.
         let mut rest = options(false, None);
         rest.rest = true;
         let rest = machines(&rest, false);

@@ -1,4 +1,4 @@
-//! The invariants of the workspace's layers, checked against what cargo says it builds.
+//! The invariants of the workspace's layers, checked against cargo's metadata.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -56,7 +56,7 @@ fn metadata() -> Metadata {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Names of all packages that one is built with, directly or not; tests aside.
+/// Returns the names of all packages with which one is built, directly or not, tests aside.
 fn built_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
     let names: BTreeMap<&str, &str> = metadata
         .packages
@@ -356,7 +356,7 @@ fn the_engine_and_the_readers_of_kernels_and_of_text_depend_on_nothing_else() {
     }
 }
 
-/// Names of the packages in one's own list of dependencies; tests aside.
+/// Returns the names of the packages in one's own list of dependencies, tests aside.
 fn built_directly_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
     let package = |is: &dyn Fn(&Package) -> bool| {
         let mut packages = metadata.packages.iter();

@@ -1,10 +1,11 @@
-//! What programs print, line by line behind a label, so that those of several machines stay apart.
+//! The output of programs, line by line with a label, so that those of several machines can be told
+//! apart.
 
 use std::io::{self, Write};
 
 use crate::say;
 
-/// Shows whole lines, each behind a label.
+/// Shows whole lines, each with a label before it.
 pub struct Lines<'a> {
     label: &'a str,
     rest: Vec<u8>,
@@ -19,7 +20,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// The lines that are whole.
+    /// Takes the lines that are whole.
     fn take(&mut self, bytes: &[u8]) -> Vec<String> {
         self.rest.extend_from_slice(bytes);
         let mut lines = Vec::new();
@@ -34,7 +35,7 @@ impl<'a> Lines<'a> {
     /// Ends the last line, if it isn't whole.
     pub fn end(&mut self) {
         if !self.rest.is_empty() {
-            // It keeps all that it is given.
+            // It keeps all bytes, so this can't fail.
             let _ = self.write(b"\n");
         }
     }
@@ -53,7 +54,7 @@ impl Write for Lines<'_> {
     }
 }
 
-/// A line of a place or machine, among those of others.
+/// Returns a line with the label of its place or machine.
 pub fn labelled(label: &str, line: &str) -> String {
     format!("{label:<14} | {line}")
 }

@@ -34,7 +34,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Builds them, or finds them built.
+    /// Builds them, unless they are built already.
     ///
     /// # Errors
     /// If one doesn't build.
@@ -61,7 +61,7 @@ impl Programs {
 }
 
 impl Programs {
-    /// Where the monitor's tests are in the lab.
+    /// The path of the monitor's tests in the lab.
     pub const MONITOR_TESTS: &str = "/bin/monitor-tests";
 
     /// Those that run in the lab, and their paths there.
@@ -94,15 +94,15 @@ pub enum DoctorError {
 /// What the doctor found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// Linux runs.
+    /// True if Linux runs.
     pub runs_linux: bool,
-    /// Guests of some instructions run.
+    /// True if guests of some instructions run.
     pub runs_tiny: bool,
-    /// What to tell the user.
+    /// The message for the user.
     pub verdict: String,
 }
 
-/// The part of the doctor's report that counts here.
+/// The part of the doctor's report that is used here.
 #[derive(Debug, Deserialize)]
 struct Report {
     runs_linux: bool,
@@ -129,7 +129,7 @@ impl Host {
         let text = Arc::new(Mutex::new(String::new()));
         let sink = Arc::clone(&text);
         let mut doctor = Command::new(&programs.vmprobed);
-        // Its exit code says what its report says, too.
+        // Its exit code only repeats its report.
         command::run(
             doctor.args(["doctor", "--json"]),
             DOCTOR_LIMIT,

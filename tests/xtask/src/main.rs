@@ -1,7 +1,7 @@
-//! `xtask test` runs every test there is, `xtask demo` the demonstration, `xtask bench` the
-//! measurements, `xtask pictures` the pictures of the docs: on this machine where its KVM runs Linux, in
-//! the lab where it doesn't. `xtask soak` has a server and its guests live through clients at random, on this machine.
-//! `make test`, `make demo`, `make bench`, `make pictures` and `make soak` are these.
+//! `xtask test` runs every test there is, `xtask demo` the demonstration, `xtask bench` the measurements, `xtask
+//! pictures` the pictures of the docs: on this machine if its KVM runs Linux, otherwise in the lab. `xtask soak` runs
+//! random clients against a server and its guests, on this machine. `make test`, `make demo`, `make bench`, `make
+//! pictures` and `make soak` run these.
 
 mod bench;
 mod command;
@@ -105,7 +105,7 @@ fn chain(error: &dyn Error) -> String {
 /// Shows a line at once.
 fn say(line: &str) {
     let mut output = std::io::stdout().lock();
-    // Nobody to tell is no reason to stop.
+    // If standard output is closed, the task goes on.
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());
 }
 

@@ -11,7 +11,7 @@ const DEBIAN: &str = "bookworm";
 /// The program, which has few machines and libraries, and its name among the guests' files.
 const PROGRAM: &str = "usr/bin/qemu-system-x86_64-microvm";
 pub const NAME: &str = "qemu-microvm";
-/// The firmware, and what loads a kernel by PVH, of the package qemu-system-data.
+/// The firmware, and the code that loads a kernel by PVH, of the package qemu-system-data.
 const FIRMWARE: [&str; 2] = [
     "/usr/share/qemu/bios-microvm.bin",
     "/usr/share/qemu/pvh.bin",
@@ -36,7 +36,8 @@ pub fn program() -> Result<PathBuf, MicrovmError> {
     Ok(lab::ensure_package(DEBIAN, PACKAGE)?.join(PROGRAM))
 }
 
-/// It, its libraries and its firmware, each with its path in the lab machine, where the guests' files are in `folder`.
+/// Returns the program, its libraries and its firmware, each with its path in the lab machine, where the guests' files
+/// are in `folder`.
 ///
 /// # Errors
 /// If it isn't there, or lacks a library.

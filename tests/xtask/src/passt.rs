@@ -28,7 +28,7 @@ pub fn program() -> Result<PathBuf, PasstError> {
     Ok(lab::ensure_package(DEBIAN, PACKAGE)?.join("usr/bin/passt"))
 }
 
-/// It and its libraries, each with its path in the lab machine.
+/// Returns the program and its libraries, each with its path in the lab machine.
 ///
 /// # Errors
 /// If it isn't there, or lacks a library.

@@ -14,7 +14,7 @@ for module in list(sys.modules.values()):
             print(name)
 ";
 
-/// What Python has loaded.
+/// The files that Python has loaded.
 #[derive(Debug, Default)]
 pub struct Loaded {
     /// Its files, each with its path in the lab machine.
@@ -23,7 +23,7 @@ pub struct Loaded {
     pub libraries: BTreeSet<String>,
 }
 
-/// Those of some files that are there. `inside` says where each is in the lab machine.
+/// Returns those of some files that exist. `inside` returns the path of each in the lab machine.
 ///
 /// # Errors
 /// A library is missing.

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 /// Where tests run: on this machine's own KVM, and in the labs on upstream's.
 pub const PLACES: [&str; 3] = ["host", "lab-amd", "lab-intel"];
 
-/// How a test ended, or how a row stands. A row stands as the greatest of its tests.
+/// How a test ended, or the state of a row, which is the greatest of its tests'.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// Of a row: nothing ran that proves it.
+    /// For a row: no test that proves it ran.
     Missing,
     /// It can't be done there.
     Skip,
@@ -37,20 +37,20 @@ pub struct Record {
     pub note: String,
 }
 
-/// Who claims rows: one line of `e2e list --json`, or a whole part of the tests.
+/// A claim on rows: of one test, as a line of `e2e list --json`, or of a whole part of the tests.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Claim {
     /// The test, or the part.
     pub name: String,
     /// Rows of docs/requirements.md.
     pub ids: Vec<String>,
-    /// Not one test: some test of this part proves each of its rows.
+    /// True if it isn't one test: each of its rows is proved by some test of this part.
     #[serde(default)]
     pub is_part: bool,
 }
 
 impl Claim {
-    /// A part of the tests, which can't list its tests by itself.
+    /// The claim of a part of the tests that can't list its tests.
     pub fn part(name: &str, ids: &[&str]) -> Self {
         Self {
             name: name.to_owned(),
@@ -59,7 +59,7 @@ impl Claim {
         }
     }
 
-    /// Whether this claims a row and the record tells of it.
+    /// Returns true if this claims a row and the record is about that row.
     fn is_met(&self, id: &str, by: &Record) -> bool {
         let has = |ids: &[String]| ids.iter().any(|found| found == id);
         (self.is_part || self.name == by.name) && has(&self.ids) && has(&by.ids)
@@ -71,11 +71,11 @@ impl Claim {
 pub struct Run {
     /// Where, one of [`PLACES`].
     pub place: &'static str,
-    /// What should have run.
+    /// The tests that should have run.
     pub claims: Vec<Claim>,
-    /// What did.
+    /// The results of those that did.
     pub records: Vec<Record>,
-    /// Why it did not come to its end.
+    /// Why it did not get to its end.
     pub died: Option<String>,
 }
 
@@ -91,11 +91,11 @@ pub struct Entry {
     /// Where they ran.
     #[serde(rename = "where")]
     pub place: String,
-    /// Their remarks, and of a pass those that were skipped.
+    /// Their remarks and, if it passed, those of skipped tests.
     pub note: String,
 }
 
-/// What one test says of a row.
+/// The result of one test for a row.
 struct Told {
     status: Status,
     test: String,
@@ -105,7 +105,7 @@ struct Told {
 /// Reads lines of results, or of claims.
 ///
 /// # Errors
-/// If a line is none.
+/// If a line isn't one.
 pub fn read<T: for<'a> Deserialize<'a>>(lines: &str) -> Result<Vec<T>, serde_json::Error> {
     lines
         .lines()
@@ -148,7 +148,8 @@ pub fn conformance(rows: &[&str], runs: &[Run], claimed: &BTreeSet<&str>) -> Vec
 }
 
 impl Run {
-    /// The rows that should have been proved or refuted here and were not, with who claims them.
+    /// Returns the rows that should have been proved or refuted here and were not, with their
+    /// claims.
     pub fn unmet(&self) -> impl Iterator<Item = (&Claim, &str)> {
         let met = |claim: &Claim, id: &str| self.records.iter().any(|by| claim.is_met(id, by));
         let rows = self.claims.iter().flat_map(|claim| {
@@ -158,7 +159,8 @@ impl Run {
         rows.filter(move |(claim, id)| !met(claim, id))
     }
 
-    /// Rows that tests have named and that don't exist, and those of parts that don't claim them.
+    /// Returns rows that tests have named and that don't exist, and rows that a part's tests have
+    /// named and that the part doesn't claim.
     pub fn strays(&self, rows: &[&str]) -> impl Iterator<Item = (&Record, &str)> {
         let named = self.records.iter().flat_map(|record| {
             let ids = record.ids.iter().map(String::as_str);

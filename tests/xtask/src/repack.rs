@@ -1,5 +1,5 @@
-//! Kernels in forms that Debian doesn't package: the ELF file inside, and bzImages with their payload
-//! packed by gzip and xz. Unpacked here, not by the product, which is under test.
+//! Kernels in forms that Debian doesn't package: the ELF file inside, and bzImages with their payload packed by gzip
+//! and xz. They are unpacked here, not by the product, which is under test.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -14,7 +14,7 @@ const PAYLOAD_OFFSET: usize = 0x248;
 const PAYLOAD_LENGTH: usize = 0x24c;
 const SECTOR: usize = 512;
 
-/// Magic of LZ4's legacy frame, and what one of its blocks holds at most.
+/// Magic of LZ4's legacy frame, and the most that one of its blocks holds.
 const LZ4_LEGACY: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
 const LZ4_BLOCK: usize = 8 << 20;
 /// Magic of a zstd frame (RFC 8878, 3.1.1).
@@ -45,10 +45,10 @@ pub enum Packer {
     Xz,
 }
 
-/// The ELF file inside a bzImage packed with LZ4 or zstd, as Debian's are.
+/// Returns the ELF file inside a bzImage that is packed with LZ4 or zstd, as Debian's are.
 ///
 /// # Errors
-/// If it isn't one.
+/// If it isn't such a bzImage.
 pub fn vmlinux(bzimage: &Path) -> Result<Vec<u8>, RepackError> {
     let bad = |what| RepackError::Unpack(bzimage.display().to_string(), what);
     let file = read(bzimage)?;

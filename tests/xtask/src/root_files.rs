@@ -1,4 +1,4 @@
-//! What commands in guests are run by: a shell, and a disk with one.
+//! Root file systems for commands in guests: a shell, and a disk with one.
 
 use std::fs;
 use std::io;
@@ -8,10 +8,10 @@ use std::process::Command;
 
 use lab::PackageError;
 
-/// The package of a program that is a shell and what a shell needs, without libraries.
+/// The package of a program that is a shell and the tools that a shell needs, without libraries.
 const PACKAGE: &str = "busybox-static";
 const DEBIAN: &str = "bookworm";
-/// What else it is called as.
+/// The program's further names.
 pub const NAMES: [&str; 6] = ["sh", "cat", "echo", "mkdir", "printf", "sleep"];
 /// Size of the disk, as mke2fs takes it.
 const SIZE: &str = "16M";

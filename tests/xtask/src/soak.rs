@@ -1,4 +1,4 @@
-//! `xtask soak`: clients at random against a server with two guests on this machine, for as long as is asked for.
+//! `xtask soak`: random clients against a server with two guests on this machine, for the requested time.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::command::{self, CommandError};
 use crate::machine::Programs;
 use crate::{root, say};
 
-/// What it takes beside its time: its last epoch, and whatever hangs. Only a net.
+/// Time beyond the soak's own: for its last epoch. It only ends a soak that hangs.
 const MARGIN: Duration = Duration::from_secs(15 * 60);
 
 /// How to soak.
@@ -36,7 +36,7 @@ pub enum SoakError {
     Command(#[from] CommandError),
 }
 
-/// Soaks; true if all stayed as it should be. The report is in target/soak.json.
+/// Soaks. Returns true if everything stayed as expected. The report is in target/soak.json.
 ///
 /// # Errors
 /// If it can't be done.

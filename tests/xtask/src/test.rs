@@ -19,24 +19,24 @@ use crate::machine::{DoctorError, Host, Programs};
 use crate::record::{self, Claim, Record, Run, Status};
 use crate::{chain, lines, requirements, root, say};
 
-/// Longest time of each part. Only nets: no test waits for time.
+/// Longest time of each part. They only end hanging parts: no test waits for time.
 const UNIT_LIMIT: Duration = Duration::from_secs(30 * 60);
 const E2E_LIMIT: Duration = Duration::from_secs(55 * 60);
 
 /// This machine, of [`record::PLACES`].
 const HOST: &str = record::PLACES[0];
-/// Rows that unit tests prove: with the engine on this machine's CPU (tests/native), with the monitor on
-/// this machine's KVM (vmm/tests/debug), with what others read our files with (trace-formats), and with the tools that look
-/// at those of an installation (cli/tests/installed, tests/deployment).
+/// Rows that unit tests prove: with the engine on this machine's CPU (tests/native), with the monitor on this machine's
+/// KVM (vmm/tests/debug), with other programs that read our files (trace-formats), and with tools that check the files
+/// of an installation (cli/tests/installed, tests/deployment).
 const UNIT_ROWS: [&str; 15] = [
     "KP10", "KP11", "KP18", "KP22", "JP06", "JP07", "JP10", "JP11", "JP12", "TR02", "TR04", "TR07",
     "TR08", "SV08", "SV09",
 ];
 /// Rows that the monitor's own tests in a lab prove.
 const MONITOR_ROWS: [&str; 1] = ["KP18"];
-/// What an end-to-end test may need in a lab.
+/// What an end-to-end test in a lab may need.
 pub const LAB_NEEDS: &str = "none,tiny,linux";
-/// What one may need on a machine that runs Linux guests.
+/// What an end-to-end test may need on a machine that runs Linux guests.
 const ALL_NEEDS: &str = "none,tiny,host,linux";
 
 /// What to test.
@@ -85,21 +85,21 @@ pub enum TestError {
     Unaccounted(String),
 }
 
-/// How many tests ended how.
+/// The number of tests by outcome.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Counts {
     passed: u64,
     failed: u64,
     skipped: u64,
-    /// Which failed or were skipped, and why, a line each.
+    /// Tests that failed or were skipped, and why, a line each.
     lines: Vec<String>,
 }
 
-/// Runs all tests; true if none failed and some ran. The last lines say which failed or were skipped,
-/// and how many passed.
+/// Runs all tests. Returns true if none failed and some ran. The last lines say which failed or were skipped, and how
+/// many passed.
 ///
 /// # Errors
-/// If what the tests need can't be had: also told by the last lines, as one that failed.
+/// If the requirements of the tests can't be met. The last lines also report that, as one failed test.
 pub fn run(options: &Options) -> Result<bool, TestError> {
     let mut counts = Counts::default();
     let mut runs = Vec::new();
@@ -129,7 +129,7 @@ pub fn run(options: &Options) -> Result<bool, TestError> {
     Ok(failed == 0 && passed > 0)
 }
 
-/// Does a part of the tests, and says how long it took: what to look at first when they take too long.
+/// Does a part of the tests, and says how long it took, for when the tests take too long.
 pub fn timed<T>(what: &str, part: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let result = part();
@@ -137,8 +137,8 @@ pub fn timed<T>(what: &str, part: impl FnOnce() -> T) -> T {
     result
 }
 
-/// `cargo test` of the whole workspace, on this machine. The run has the records of those that prove
-/// rows of docs/requirements.md.
+/// Runs `cargo test` of the whole workspace, on this machine. The run has the records of those tests that prove rows of
+/// docs/requirements.md.
 fn unit_tests() -> Result<(Counts, Run), TestError> {
     say("# unit tests");
     let name = format!("vmprobe-unit-results-{}.jsonl", std::process::id());
@@ -168,7 +168,7 @@ fn unit_tests() -> Result<(Counts, Run), TestError> {
     fs::remove_file(&results).map_err(io("remove"))?;
     let mut counts = std::mem::take(&mut *counts.lock().unwrap_or_else(PoisonError::into_inner));
     if !status.success() && counts.failed == 0 {
-        // It did not build, or a test's process died before its summary.
+        // The tests did not build, or a test's process died before its summary.
         counts.fail("unit tests", &format!("they ended with {status}"));
     }
     let run = Run {
@@ -180,13 +180,13 @@ fn unit_tests() -> Result<(Counts, Run), TestError> {
     Ok((counts, run))
 }
 
-/// The end-to-end tests: on this machine as far as its KVM goes, all others in the labs. Writes the
-/// conformance report, of the runs before as well.
+/// Runs the end-to-end tests: on this machine as far as its KVM allows, all others in the labs. Writes the conformance
+/// report, which includes the given runs.
 fn end_to_end(options: &Options, mut runs: Vec<Run>) -> Result<Counts, TestError> {
     say("# end-to-end tests");
     let reports = options.filter.is_none() && !options.labs.is_partial();
     if reports {
-        // Should this run not come to its end, no older one must pass for it.
+        // If this run doesn't get to its end, an older report must not be taken for its own.
         let _there_may_be_none = fs::remove_file(conformance_file());
     }
     let programs = timed("building the programs for the labs", Programs::build)?;
@@ -239,12 +239,12 @@ fn unit_claim() -> Claim {
     Claim::part("unit tests", &UNIT_ROWS)
 }
 
-/// The monitor's tests, which each lab runs.
+/// The claim of the monitor's tests, which each lab runs.
 pub fn monitor_claim() -> Claim {
     Claim::part("the monitor's tests", &MONITOR_ROWS)
 }
 
-/// The end-to-end tests that would run with these arguments.
+/// Returns the claims of the end-to-end tests that would run with these arguments.
 ///
 /// # Errors
 /// If they can't be listed.
@@ -265,7 +265,7 @@ pub fn e2e_claims(programs: &Programs, arguments: &[String]) -> Result<Vec<Claim
     Ok(record::read(&lines)?)
 }
 
-/// A run at a place. What other places have shown stays true when it dies.
+/// Makes a run at a place. If it dies, the results of other places stay valid.
 pub fn run_at(
     place: &'static str,
     claims: Vec<Claim>,
@@ -316,7 +316,7 @@ fn on_host(
     )
 }
 
-/// What `e2e run` and `e2e list` are told.
+/// Arguments of `e2e run` and `e2e list`.
 pub fn e2e_arguments(place: &str, needs: &str, filter: Option<&str>) -> Vec<String> {
     let mut arguments: Vec<String> = ["--where", place, "--needs", needs]
         .map(str::to_owned)
@@ -327,17 +327,17 @@ pub fn e2e_arguments(place: &str, needs: &str, filter: Option<&str>) -> Vec<Stri
     arguments
 }
 
-/// What `e2e run` is told of random numbers.
+/// Arguments of `e2e run` for random numbers.
 pub fn seed_arguments(seed: Option<u64>) -> Vec<String> {
     let seed = seed.map(|seed| ["--seed".to_owned(), seed.to_string()]);
     seed.map_or_else(Vec::new, Vec::from)
 }
 
-/// The records, unless the program's own end says that there is more to know. A filter may leave
-/// nothing to do for one of the places.
+/// Returns the records, unless the program's exit status contradicts them. A filter may leave nothing to do for one of
+/// the places.
 ///
 /// # Errors
-/// If there is.
+/// If it does.
 pub fn account(
     records: Vec<Record>,
     success: bool,
@@ -352,8 +352,8 @@ pub fn account(
     Ok(records)
 }
 
-/// Writes `target/conformance.json`, of all runs and the claims of all tests wherever they run. Counts
-/// the rows that tests name wrongly as failed: those that don't exist, or that only the results name.
+/// Writes `target/conformance.json`, of all runs and of the claims of all tests, wherever they run. Rows that tests
+/// name wrongly count as failed: those that don't exist, or that only the results name.
 fn write_conformance(
     runs: &[Run],
     everywhere: &[Claim],
@@ -377,7 +377,7 @@ fn write_conformance(
         .map_err(|error| TestError::Io("write", path.clone(), error))
 }
 
-/// What is told at the end of a test that `cargo test` says has failed.
+/// Returns what is shown at the end for a test that has failed by a line of `cargo test`.
 fn failed_unit_test(line: &str) -> Option<String> {
     let name = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
     Some(format!("fail {name} (unit test)"))
@@ -388,7 +388,7 @@ fn conformance_file() -> PathBuf {
 }
 
 impl Counts {
-    /// Of one run's tests; a run that died is one failure more.
+    /// The counts of one run's tests; a run that died is one failure more.
     fn of_run(run: &Run) -> Self {
         let mut counts = Self::default();
         for record in &run.records {
@@ -408,7 +408,7 @@ impl Counts {
         counts
     }
 
-    /// Counts what a run that came to its end should have proved and did not.
+    /// Counts as failed what a finished run should have proved and did not.
     fn add_unmet(&mut self, run: &Run) {
         for (claim, id) in run.unmet().filter(|_| run.died.is_none()) {
             let what = format!("it told nothing of row {id}");
@@ -428,7 +428,7 @@ impl Counts {
         self.lines.extend(other.lines);
     }
 
-    /// The counts of a test program's last line: `test result: ok. 3 passed; 0 failed; ...`.
+    /// Returns the counts of a test program's last line: `test result: ok. 3 passed; 0 failed; ...`.
     fn of_summary(line: &str) -> Option<Self> {
         let counts = line.strip_prefix("test result: ")?.split_once(". ")?.1;
         let number = |what: &str| {

@@ -1,4 +1,4 @@
-//! What probes do to the guest, and what those do who are asked at each hit.
+//! What probes do to the guest, and what clients do that are asked at each hit.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ fn called(f: &Fixture) -> TestVcpu {
     vcpu_at(ENTRY)
 }
 
-/// How many actions were done, and how many were not.
+/// Returns how many actions were done, and how many weren't.
 fn counts(f: &Fixture, id: ProbeId) -> (u64, u64) {
     let info = f.info(id);
     (info.actions, info.failed_actions)
@@ -142,7 +142,7 @@ fn memory_is_written_at_an_address_and_where_a_register_points() {
 #[test]
 fn what_can_t_be_written_is_counted_and_the_guest_goes_on() {
     let f = Fixture::new();
-    // A jump could be over this instruction as well as its int3.
+    // In the place of its int3, the instruction could have a jump over it.
     let table = [
         (0x7fff_0000, "no guest memory"),
         (PHYS + ENTRY, "vmprobe itself"),
@@ -243,7 +243,7 @@ fn a_probe_with_actions_is_no_jump_as_long_as_it_is_there() {
     assert_eq!(f.optimize(), 1);
 }
 
-/// Notes what it is asked.
+/// Keeps the hits that it is asked about.
 #[derive(Default)]
 struct Asked {
     hits: Mutex<Vec<HeldHit>>,

@@ -11,7 +11,7 @@ use crate::probe::{ProbeId, Strategy, Switch};
 const NOP: u8 = 0x90;
 const INT3: u8 = 0xcc;
 
-/// Hits `copied`'s first instruction, `rdtsc`; where its copy is.
+/// Hits the first instruction of `copied`, which is `rdtsc`. Returns the address of its copy.
 fn copy_of_rdtsc(f: &Fixture) -> u64 {
     let mut vcpu = vcpu_at(0x2c0);
     assert_eq!(f.trap(&mut vcpu), Action::Resume);
@@ -187,10 +187,10 @@ fn a_repeated_string_instruction_is_boosted_if_it_will_not_fault() {
     let mut vcpu = at(0x3000, 0x1f_0000);
     assert_eq!(f.trap(&mut vcpu), Action::Resume);
     assert!(SLOT_AREA.contains(&vcpu.registers.rip.into()));
-    // Round 2 goes beyond what is mapped.
+    // The second repetition goes beyond what is mapped.
     let mut vcpu = at(2, 0x1f_ffff);
     assert!(matches!(f.trap(&mut vcpu), Action::Step { .. }));
-    // The one round that remains is foreseen to fault; the hit is still the same one.
+    // The one repetition that remains is expected to fault; the hit is still the same one.
     let r = &mut vcpu.registers;
     (r.rcx, r.rsi, r.rdi) = (1, 0x9001, 0x20_0000);
     let end = f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done);

@@ -180,7 +180,7 @@ fn what_the_kernel_patches_or_rules_out_is_refused_with_its_kind() {
         );
     }
     f.register(&["copied", "copied+0x5"]).unwrap();
-    // What is patched only once can be probed when the kernel has started.
+    // Places that the kernel patches only once can be probed when it has started.
     f.engine.arm_milestones(&f.guest()).unwrap();
     f.trap(&mut vcpu_at(0xc9));
     assert_eq!(f.probe("copied+0x2").address.0, TEXT + 0x2c2);
@@ -203,7 +203,7 @@ fn a_lone_step_of_one_vcpu_leaves_the_other_vcpus_step_alone() {
     assert_eq!((f.byte(0x2c0), f.byte(0x48)), (0xcc, 0xcc));
 }
 
-/// The guest with a monitor that can't have the vCPUs debugged for anything else than now.
+/// A stopped guest whose monitor refuses any change of what the vCPUs are debugged for.
 fn refusing(f: &Fixture) -> TestGuest<'_> {
     let guest = f.guest();
     *guest.debugging.lock().unwrap() = f.engine.debugging();

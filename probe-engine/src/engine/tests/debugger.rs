@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::fixture::*;
 use crate::engine::{Debugger, DebuggerError, Stop, StopReason};
 
-/// Offsets of `plain`'s `push`, of what follows it, and of `stepped`'s `lock incl`.
+/// Offsets of `plain`'s `push`, of the instruction behind it, and of `stepped`'s `lock incl`.
 const PUSH: u64 = 9;
 const AFTER: u64 = 10;
 const LOCKED: u64 = 0x280;
@@ -32,7 +32,7 @@ impl Told {
         told
     }
 
-    /// The reasons since the last call.
+    /// Returns the reasons since the last call.
     fn take(&self) -> Vec<StopReason> {
         let stops = std::mem::take(&mut *self.0.lock());
         stops.into_iter().map(|stop| stop.reason).collect()
@@ -99,7 +99,7 @@ fn a_step_executes_the_instruction_under_probes_and_counts_their_hits() {
     assert!(vcpu.pauses_guest);
     assert_eq!(told.take(), [StopReason::Stepped]);
     assert_eq!(f.hit_count(other), 1);
-    // The next one is nobody's, and emulated all the same.
+    // The next instruction has no probe, and is emulated all the same.
     assert_eq!(step(&f, &mut vcpu), Action::Resume);
     assert_eq!(vcpu.registers.rip, TEXT + AFTER + 3);
     assert_eq!(told.take(), [StopReason::Stepped]);

@@ -1,4 +1,4 @@
-//! Batches that are worked out before the guest stops, and what changes until it does.
+//! Batches that are drafted before the guest stops, and what changes until it stops.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn a_drafted_batch_is_registered_as_one_that_was_not() {
 
 #[test]
 fn tens_of_thousands_of_probes_at_one_place_come_and_go_in_their_order() {
-    // So many that they'd take minutes if each of them looked at all others.
+    // So many that the test would take minutes if each probe were compared with all others.
     const COUNT: usize = 100_000;
     let f = Fixture::new();
     let before = f.probe("plain").id;
@@ -81,7 +81,7 @@ fn text_that_the_guest_makes_unfit_before_the_stop_is_refused() {
     let f = Fixture::new();
     let specs = [spec("plain+0xa")];
     let mut draft = f.engine.draft(&*f.memory, &specs);
-    // A byte that 64-bit mode has no instruction for.
+    // A byte that is no instruction in 64-bit mode.
     f.set_bytes(9, &[0x06]);
     let refused = f.engine.register_drafted(&f.guest(), &mut draft);
     let refused = refused.map_err(|refused| refused.error);
@@ -232,7 +232,8 @@ fn a_plan_lists_the_sites_that_change_and_no_others() {
     assert_eq!(at(&plan.gone.sites), [plain.address]);
     assert_eq!((at(&plan.come.sites), at(&plan.kept)), (vec![], vec![]));
 
-    // A second probe on an instruction: the text stays, and others notice.
+    // A second probe on an instruction: the text stays, and the plan lists the site as one with
+    // other probes than before.
     let before = f.engine.generation();
     let mut table = Table::clone(&before.table);
     let other = before.table.site(plain.address).unwrap().probes[0].clone();
@@ -246,7 +247,7 @@ fn a_plan_lists_the_sites_that_change_and_no_others() {
     assert_eq!(at(&plan.kept), [copied.address]);
 }
 
-/// Guest memory with a byte that can't be written.
+/// Guest memory with one byte that can't be written.
 struct Broken<'m> {
     memory: &'m dyn GuestMemory,
     at: GuestPhysAddr,
@@ -296,7 +297,7 @@ fn a_change_that_fails_in_its_middle_leaves_all_as_it_was() {
     }
 }
 
-/// Guest memory in which something happens when a place of it is read first.
+/// Guest memory in which something happens at the first read of a place.
 struct Meanwhile<'m, F> {
     memory: &'m dyn GuestMemory,
     at: GuestPhysAddr,

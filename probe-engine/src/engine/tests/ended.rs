@@ -1,4 +1,4 @@
-//! Return probes beside the guest's own tools, which take return addresses too, and calls of tasks that end.
+//! Return probes beside the guest's own tools, which also replace return addresses, and calls of tasks that end.
 
 use guest_kernel::Kernel;
 use guest_state::Action;
@@ -8,24 +8,24 @@ use super::fixture::{Fixture, STACK, TEXT, spec, vcpu_at};
 use super::returns::{CALLER, PLAIN, TRACED, follow, leave, returned, trampoline};
 use crate::probe::{ProbeInfo, ProbeKind};
 
-/// GS base, and where from there the current task's address is.
+/// GS base, and the offset of the current task's address from it.
 const GS: u64 = 0xc000;
 const CURRENT: i32 = 0x10;
-/// Tasks, so far apart.
+/// The addresses of tasks, and how far apart they are.
 const TASKS: u64 = 0xd000;
 const TASK: u64 = 0x100;
-/// Where a task has what.
+/// Offsets of a task's members.
 const STATE: u32 = 0;
 const ON_CPU: u32 = 8;
 const CANARY: u32 = 16;
 /// `TASK_DEAD`
 pub(super) const DEAD: u64 = 0x80;
-/// Where a tool of the guest's has its calls return to.
+/// Where a tool of the guest's makes its calls return to.
 const TOOL: u64 = TEXT + 0x780;
 /// On a stack that the processor switches to by itself.
 pub(super) const ON_NMI_STACK: u64 = 0xffff_fe00_0000_3f00;
 
-/// What the engine knows of tasks.
+/// Gives the engine what it needs to know of tasks.
 pub(super) fn know(kernel: &mut Kernel) {
     let variables = &mut kernel.variables;
     variables.current_task = Some(CURRENT);
@@ -39,7 +39,7 @@ pub(super) fn task(number: u64) -> (u64, u64) {
     (TASKS + number * TASK, 0x5eed_0000 + number)
 }
 
-/// Lets a task run.
+/// Makes a task run.
 pub(super) fn begin(f: &Fixture, number: u64) {
     let (at, canary) = task(number);
     f.set_word(at + u64::from(STATE), 0);
@@ -47,14 +47,14 @@ pub(super) fn begin(f: &Fixture, number: u64) {
     f.set_word(at + u64::from(CANARY), canary);
 }
 
-/// A task has executed its last instruction, and left its CPU or not yet.
+/// Makes a task end: it has executed its last instruction, and may still be on its CPU.
 pub(super) fn end(f: &Fixture, number: u64, on_cpu: u64) {
     let (at, _) = task(number);
     f.set_word(at + u64::from(STATE), DEAD);
     f.set_word(at + u64::from(ON_CPU), on_cpu);
 }
 
-/// Has a vCPU execute another task than those before, in the same place.
+/// Makes a vCPU execute another task than before, at the same address.
 pub(super) fn next(f: &Fixture, vcpu: &mut TestVcpu) {
     let (at, _) = task(0);
     let canary = f.word(at + u64::from(CANARY)) + 1;
@@ -63,7 +63,7 @@ pub(super) fn next(f: &Fixture, vcpu: &mut TestVcpu) {
     vcpu.control.gs_base = GS;
 }
 
-/// A task calls a function with its return address at `rsp`.
+/// Makes a task call a function with its return address at `rsp`.
 fn call(f: &Fixture, number: u64, offset: u64, rsp: u64, caller: u64) {
     begin(f, number);
     f.set_word(GS + CURRENT as u64, task(number).0);
@@ -88,7 +88,7 @@ fn a_call_returns_to_the_tool_that_took_the_address_of_the_one_before_and_that_t
     call(&f, 1, TRACED, STACK, TOOL);
     let (action, vcpu) = leave(&f, STACK);
     assert_eq!((action, vcpu.registers.rip), (Action::Resume, TOOL));
-    // The tool gives back what it has found.
+    // The tool restores the address that it has found.
     f.set_word(STACK, trampoline(&f));
     let (action, vcpu) = leave(&f, STACK);
     assert_eq!((action, vcpu.registers.rip), (Action::Resume, CALLER));
@@ -128,7 +128,7 @@ fn calls_of_tasks_that_have_ended_make_room_for_others() {
     let fifth = STACK + 0x100;
     call(&f, 4, PLAIN, fifth, CALLER);
     assert_eq!(f.info(id).missed, 1, "they are still on their CPUs");
-    // One has left its CPU; another one's place is a new task's.
+    // One task has left its CPU; the memory of another one is a new task's now.
     end(&f, 2, 0);
     f.set_word(task(3).0 + u64::from(CANARY), 7);
     for place in [0, 0x40] {
@@ -142,7 +142,7 @@ fn calls_of_tasks_that_have_ended_make_room_for_others() {
     assert_eq!(counts(&f.info(id)), (1, 2, 2));
 }
 
-/// Hits, missed ones, and calls that never return.
+/// Hits, missed hits, and calls that never return.
 fn counts(info: &ProbeInfo) -> (u64, u64, u64) {
     (info.hits, info.missed, info.ended)
 }
@@ -155,7 +155,7 @@ fn a_call_that_never_returns_is_counted_by_itself_when_it_is_asked_for_and_at_a_
     at_rets.kind = ProbeKind::Exits { maxactive: Some(3) };
     let at_rets = f.engine.register(&f.guest(), &[at_rets]).unwrap()[0].id;
     let ids = [follow(&f, "plain", 3).id, at_rets];
-    // One returns, one never will, one is under way, and one is one too many.
+    // One call returns, one never will, one is under way, and one is beyond the limit.
     for number in 0..4 {
         call(&f, number, PLAIN, STACK + number * 0x40, CALLER);
     }
@@ -176,7 +176,7 @@ fn a_call_that_never_returns_is_counted_by_itself_when_it_is_asked_for_and_at_a_
             assert_eq!(counts(&f.info(id)), (1, 1, 1));
         }
     }
-    // One more, that nobody has asked for, and one that would still return.
+    // One more call whose end hasn't been counted yet, and one that would still return.
     call(&f, 4, PLAIN, STACK + 0x100, CALLER);
     end(&f, 4, 0);
     for removed in f.engine.unregister(&f.guest(), &ids).unwrap() {
@@ -233,7 +233,7 @@ fn while_an_nmi_may_be_at_the_trampoline_return_addresses_stay_and_are_put_back_
     let guest = f.guest_with(&on_nmi_stack());
     f.engine.unregister(&guest, &[id]).unwrap();
     assert_eq!(f.word(STACK), trampoline(&f));
-    // What the NMI has interrupted goes on.
+    // The code that the NMI has interrupted goes on.
     assert_eq!(leave(&f, STACK).1.registers.rip, CALLER);
     assert!(f.engine.has_waiting());
     assert_eq!(f.optimize(), 0);

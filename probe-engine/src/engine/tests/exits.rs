@@ -9,13 +9,13 @@ use super::returns::{CALLER, returned};
 use crate::event::Detail;
 use crate::probe::{Optimization, ProbeId, ProbeInfo, ProbeKind, ProbeState, Switch};
 
-/// Offset of `wide`, behind which there is no other function up to the end of the text.
+/// Offset of `wide`, the last function of the text.
 const WIDE: u64 = 0x380;
 const FRAMED: u64 = 0x340;
 const PLAIN: u64 = 9;
 const PLAIN_RET: u64 = 14;
 
-/// A kernel that has started.
+/// A fixture of a kernel that has started.
 fn fixture() -> Fixture {
     let f = Fixture::with_arena();
     f.start();
@@ -39,7 +39,7 @@ fn try_exits(
     Ok(added?.remove(0))
 }
 
-/// With `code` as the text of `wide`.
+/// A fixture with `code` as the text of `wide`.
 fn with_code(code: &[u8]) -> Fixture {
     let f = fixture();
     f.set_bytes(WIDE, &[0xcc; 0x80]);
@@ -47,7 +47,7 @@ fn with_code(code: &[u8]) -> Fixture {
     f
 }
 
-/// A vCPU at an offset with its stack pointer.
+/// A vCPU that traps at an offset with this stack pointer.
 fn at(f: &Fixture, offset: u64, rsp: u64) -> (Action, TestVcpu) {
     let mut vcpu = vcpu_at(offset);
     (vcpu.registers.rsp, vcpu.registers.rax) = (rsp, 42);
@@ -166,7 +166,7 @@ fn recursive_calls_return_each_for_itself() {
     for level in 0..3 {
         call(&f, PLAIN, STACK - level * 0x40);
     }
-    // A way out in the middle of the function's own work with the stack is none.
+    // A return with RSP inside the function's own frame is no end of a call.
     at(&f, PLAIN_RET, STACK - 0x88);
     assert!(f.events().is_empty());
     for level in [2, 1, 0] {
@@ -186,7 +186,7 @@ fn calls_beyond_maxactive_and_calls_without_an_end_are_missed() {
     }
     at(&f, PLAIN_RET, STACK + 0x80);
     assert_eq!((f.hit_count(id), f.info(id).missed), (0, 1));
-    // The same task has its return address there again: the first call is over.
+    // The same task has its return address in the same place again: so the first call is over.
     call(&f, PLAIN, STACK);
     assert_eq!(f.info(id).missed, 2);
     at(&f, PLAIN_RET, STACK);
@@ -282,7 +282,7 @@ fn the_kernels_returns_by_way_of_a_thunk_are_returns() {
     let f = Fixture::with(super::fixture::image(), |kernel| {
         kernel.blacklist = blacklist(&[site]);
     });
-    // nop; jmp __fentry__, which stands for the thunk
+    // nop; jmp __fentry__, which stands for the return thunk
     f.set_bytes(WIDE, &[0xcc; 0x80]);
     f.set_bytes(WIDE, b"\x90\xe9\xfa\xfc\xff\xff");
     let message = try_exits(&f, "wide", 1).unwrap_err().to_string();
@@ -310,7 +310,7 @@ fn functions_whose_returns_would_not_all_be_seen_are_refused_with_the_place() {
         (b"\x90\xcc\x90\xc3", "breakpoint of the guest's own at"),
         // ud2
         (b"\x90\x0f\x0b", "never returns"),
-        // a return, and then nothing but work to the end
+        // a return, and then an instruction after which the function ends
         (&[0xc3, 0x55], "goes on behind its end"),
     ];
     for (code, why) in tables {

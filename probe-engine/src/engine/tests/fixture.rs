@@ -25,14 +25,14 @@ use crate::probe::{Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, Swi
 pub const TEXT: u64 = synthetic::TEXT;
 /// Where the text is in physical memory.
 pub const PHYS: u64 = 0x10_0000;
-/// Where tests have their stack; translation is by identity.
+/// Where tests have their stack. Addresses are translated to themselves.
 pub const STACK: u64 = 0x8000;
-/// How many vCPUs the engine is told of.
+/// The number of vCPUs that the engine is given.
 pub const VCPUS: u32 = 2;
 const MEMORY: usize = 0x80_0000;
 /// Length of the image, its page table included.
 const IMAGE_LEN: u64 = 0x3000;
-/// Offset of the kernel's table of where its CPUs' variables are.
+/// Offset of the kernel's table of the addresses of its CPUs' variables.
 const PER_CPU_OFFSET: u64 = 0xb40;
 /// Offset of the kernel's table of its own kprobes, see [`kprobes::synthetic::SYMBOLS`].
 pub const KPROBES: u64 = 0xc00;
@@ -52,7 +52,7 @@ const REGION: ArenaMemory = ArenaMemory {
     vcpus: VCPUS,
 };
 
-/// The same with room for detours and rings. Nobody touches most of it.
+/// The same with room for detours and rings. Most of it is never touched.
 const WIDE: ArenaMemory = ArenaMemory {
     tables: GuestPhysAddr(0xa000),
     code: PhysRange {
@@ -65,7 +65,7 @@ const WIDE: ArenaMemory = ArenaMemory {
     },
     vcpus: VCPUS,
 };
-/// Where the variables of the first CPU begin, and how far those of the next are.
+/// Where the variables of the first CPU begin, and the distance to those of the next.
 const PER_CPU: u64 = 0xffff_8880_0f00_0000;
 const PER_CPU_STRIDE: u64 = 0x4_0000;
 
@@ -131,7 +131,7 @@ const FUNCTIONS: &[Function] = &[
         "framed",
         b"\x55\x48\x89\xe5\x53\x48\x83\xec\x08\x5b\xc3",
     ),
-    // sub $0x10,%rsp; mov $1,%eax; jmp framed; back to the second
+    // sub $0x10,%rsp; mov $1,%eax; jmp framed; a jump back to the second instruction
     (0x380, "wide", b"\x48\x83\xec\x10\xb8\x01\0\0\0\xeb\xf9\xc3"),
     // Each: push %rbp; ret
     (0x300, "do_init_module", b"\x55\xc3"),
@@ -172,34 +172,35 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    /// With the image in memory and known.
+    /// A fixture with the image in memory, which the engine knows.
     pub fn new() -> Self {
         Self::with(image(), |_| {})
     }
 
-    /// With executable memory for copies and returns.
+    /// A fixture with executable memory for copies and returns.
     pub fn with_arena() -> Self {
         Self::with_arena_and(|_| {})
     }
 
-    /// The same, knowing something more of the kernel.
+    /// As [`with_arena`](Self::with_arena), with further knowledge of the kernel.
     pub fn with_arena_and(know: impl FnOnce(&mut Kernel)) -> Self {
         let f = Self::with(image(), know);
         f.engine.install_arena(&f.guest(), REGION).unwrap();
         f
     }
 
-    /// With all that jumps need, in a kernel that has started.
+    /// A fixture with all that jumps need, in a kernel that has started.
     pub fn with_jumps(know: impl FnOnce(&mut Kernel)) -> Self {
         Self::with_cpus_apart(PER_CPU_STRIDE, &[], know)
     }
 
-    /// The same with these functions, too.
+    /// As [`with_jumps`](Self::with_jumps), with these functions, too.
     pub fn with_jumps_and_functions(more: &[Function], know: impl FnOnce(&mut Kernel)) -> Self {
         Self::with_cpus_apart(PER_CPU_STRIDE, more, know)
     }
 
-    /// The same, with room for a thousand detours' counters between the CPUs' variables.
+    /// As [`with_jumps`](Self::with_jumps), with room for the counters of a thousand detours
+    /// between the CPUs' variables.
     pub fn with_few_counters() -> Self {
         Self::with_cpus_apart(0x1000, &[], |_| {})
     }
@@ -214,34 +215,34 @@ impl Fixture {
         f
     }
 
-    /// The kernel has freed its init text.
+    /// Makes the kernel free its init text.
     pub fn start(&self) {
         self.engine.assume_started();
     }
 
-    /// How often it was said that probes may become jumps that couldn't before.
+    /// Returns how often the engine has reported that probes may now become jumps.
     pub fn told_of_jumps(&self) -> usize {
         self.events.may_jump.load(Ordering::Relaxed)
     }
 
-    /// Has what waits become jumps; how many did.
+    /// Makes the waiting probes jumps. Returns how many became jumps.
     pub fn optimize(&self) -> usize {
         let prepared = self.engine.prepare_jumps(&*self.memory);
         self.engine.commit_jumps(&self.guest(), &prepared).unwrap()
     }
 
-    /// How many copies more there is room for.
+    /// Returns how many more copies there is room for.
     pub fn vacant_slots(&self) -> usize {
         self.engine.arena.with(|arena| arena.vacant()).unwrap_or(0)
     }
 
-    /// Code or data in the arena that has room for jumps.
+    /// Returns code or data of the arena that has room for jumps.
     pub fn wide_bytes(&self, at: GuestVirtAddr, len: usize) -> Vec<u8> {
         let phys = self.engine.arena.phys(at).unwrap();
         self.bytes_at(phys.0, len)
     }
 
-    /// With an image, and what else is known of the kernel.
+    /// A fixture with an image, and with further knowledge of the kernel.
     pub fn with(image: ImageMap, know: impl FnOnce(&mut Kernel)) -> Self {
         Self::in_memory(MEMORY, image, &[], know)
     }
@@ -282,7 +283,7 @@ impl Fixture {
             "modules".to_owned(),
         ));
         definitions.sort_by_key(|(address, ..)| *address);
-        // Entries as the kernel has them for its image and what is above it.
+        // Entries like the kernel's own, for its image and for the GiB above it.
         for (index, entry) in [(510, 0x5063_u64), (511, 0x6067)] {
             let at = GuestPhysAddr(PHYS + TABLE + index * 8);
             memory.write(at, &entry.to_le_bytes()).unwrap();
@@ -301,10 +302,10 @@ impl Fixture {
         }
     }
 
-    /// The guest, stopped, with one vCPU that is nowhere.
+    /// The guest, stopped, with one vCPU that isn't at any probe.
     pub fn guest(&self) -> TestGuest<'_> {
         let mut guest = TestGuest::new(&self.memory);
-        // What is above is no RAM.
+        // Addresses above aren't RAM.
         guest.len = guest.len.min(MEMORY as u64);
         guest
     }
@@ -346,7 +347,7 @@ impl Fixture {
             .unwrap();
     }
 
-    /// A vCPU's trap at an int3.
+    /// Makes a vCPU trap at an int3.
     pub fn trap(&self, vcpu: &mut TestVcpu) -> Action {
         self.engine.on_breakpoint(&*self.memory, vcpu)
     }
@@ -355,12 +356,12 @@ impl Fixture {
         self.events.collected.lock().clone()
     }
 
-    /// From now on nobody reads events, or somebody does again.
+    /// Sets whether clients read events from now on.
     pub fn read_events(&self, on: bool) {
         self.events.nobody_reads.store(!on, Ordering::Relaxed);
     }
 
-    /// Which probe had which event, so far.
+    /// Returns the events so far, each with its probe.
     pub fn details(&self) -> Vec<(ProbeId, Detail)> {
         self.events()
             .into_iter()
@@ -402,7 +403,7 @@ impl Fixture {
         self.bytes_at(REGION.code.start.0 + REGION.code.len - from_top, len)
     }
 
-    /// How many slots have no user, now that they are made free.
+    /// Frees the slots that can be freed. Returns how many have no user then.
     pub fn reclaim(&self) -> usize {
         let reclaim = |arena: &mut Arena| arena.reclaim(&*self.memory, &[], &[], &[]);
         self.engine.arena.with(reclaim).unwrap().unwrap()

@@ -29,12 +29,12 @@ pub fn followed(f: &Fixture, change: impl FnOnce(&mut ProbeSpec)) -> ProbeInfo {
     probe
 }
 
-/// Where in physical memory a place of the table is.
+/// Returns the physical address of an offset in the table of calls.
 pub fn at(f: &Fixture, offset: u64) -> u64 {
     f.engine.arena.phys(CALLS.start).unwrap().0 + offset
 }
 
-/// Has a call of detour `number` followed, with its return address at `slot`, in the table's place `index`.
+/// Makes detour `number` follow a call, with its return address at `slot`, in the table's entry `index`.
 pub fn enter(f: &Fixture, index: u64, slot: u64, caller: u64, number: u64) {
     let call = at(f, table::CALLS + index * table::CALL_LEN);
     f.set_word(call + table::CALLER, caller);
@@ -54,12 +54,12 @@ fn block(f: &Fixture) -> u64 {
     f.engine.arena.phys(GuestVirtAddr(at)).unwrap().0
 }
 
-/// What the trampoline does with the first vCPU's ring: word `n` of the record is `n`.
+/// Does to the first vCPU's ring what the trampoline does: word `n` of the record is `n`.
 pub fn put_return(f: &Fixture) {
     put_return_with(f, &[]);
 }
 
-/// The same with these words of values.
+/// As [`put_return`], with these words of values.
 fn put_return_with(f: &Fixture, values: &[u64]) {
     let head = block(f) + layout::HEAD;
     let position = f.word(head);
@@ -185,7 +185,7 @@ fn of_returns_that_are_only_counted_those_count_that_meet_the_filter() {
             spec.options.values = [rax.clone()].into();
             spec.options.filter = Some(rax_is(constant).into());
         });
-        // What the filter looks at is in the record.
+        // The values that the filter compares are in the record.
         put_return_with(&f, &[8, 3]);
         f.engine.drain_all(&*f.memory);
         let info = f.info(probe.id);
@@ -239,7 +239,7 @@ fn a_lossless_return_with_its_ring_full_waits_for_room() {
     assert_eq!(vcpu.registers.rip, trap.0 + 1);
     let info = f.info(probe.id);
     assert_eq!((info.hits, info.exits), (1, 1));
-    // Whatever number the guest has there.
+    // The guest may have any number there.
     for rax in [1, 1 << 30, u64::MAX] {
         (vcpu.registers.rip, vcpu.registers.rax) = (trap.0, rax);
         assert_eq!(f.trap(&mut vcpu), Action::Resume);
@@ -364,7 +364,7 @@ fn calls_of_tasks_that_have_ended_make_room_before_there_is_none() {
     assert_eq!(keys(&f), [STACK + 0x40]);
     assert_eq!(f.word(at(&f, tally(0) + table::ACTIVE)) as u32, 1);
     assert_eq!((f.info(probe.id).missed, f.info(probe.id).ended), (0, 1));
-    // The other one is found when probes go.
+    // The end of the other call is found when probes are removed.
     ended::end(&f, 1, 0);
     let removed = f.engine.unregister(&f.guest(), &[probe.id]).unwrap();
     assert_eq!((removed[0].missed, removed[0].ended), (0, 2));

@@ -33,7 +33,7 @@ fn init_text_probes_are_gone_before_the_kernel_frees_that_memory() {
     );
     assert!(f.events().is_empty());
 
-    // The kernel poisons it with int3.
+    // The kernel poisons the freed text with int3s.
     f.set_bytes(0x900, &[0xcc]);
     f.engine.unregister(&f.guest(), &[init]).unwrap();
     assert_eq!(f.byte(0x900), 0xcc, "nothing may be written there any more");

@@ -23,7 +23,7 @@ fn guest() -> Fixture {
     Fixture::with_jumps(|kernel| kernel.kprobes = Some(reader(&kernel.symbols)))
 }
 
-/// A kprobe of the guest's on the instruction at an offset of the text, not armed.
+/// A kprobe of the guest's, not armed, on the instruction at an offset of the text.
 pub fn kprobe(f: &Fixture, offset: u64) -> Kprobe<'_> {
     let kprobe = Kprobe {
         memory: &*f.memory,
@@ -35,13 +35,14 @@ pub fn kprobe(f: &Fixture, offset: u64) -> Kprobe<'_> {
     kprobe
 }
 
-/// Takes all kprobes away.
+/// Removes all kprobes.
 fn remove_all(f: &Fixture) {
     let table = GuestPhysAddr(PHYS + KPROBES);
     f.memory.write(table, &[0; 512]).unwrap();
 }
 
-/// Has the guest make a jump of its kprobe, or prepare it; it copies 5 bytes.
+/// Makes the guest's kernel turn its kprobe into a jump, or prepare that. The jump's buffer has a
+/// copy of 5 bytes.
 fn optimize(f: &Fixture, kprobe: &Kprobe<'_>, offset: u64, now: bool) {
     let copied = f.bytes_at(PHYS + offset + 1, 4).try_into().unwrap();
     kprobe.flags(0).jump(HANDLER, BUFFER, 5, copied);
@@ -74,7 +75,7 @@ fn an_instruction_with_a_kprobe_of_the_guest_s_is_refused_armed_or_not() {
     is_refused(&f, "framed", "on the same instruction");
     f.set_bytes(FRAMED, &[0xcc]);
     is_refused(&f, "framed", "on the same instruction");
-    // What it hides is known, so the instructions behind it can be probed.
+    // The bytes under the kprobe's int3 are known, so the instructions behind it can be probed.
     assert_eq!(f.probe("framed+0x1").instruction, "mov %rsp,%rbp");
     remove_all(&f);
     f.set_bytes(FRAMED, &[0x55]);
@@ -219,7 +220,7 @@ fn a_jump_stays_as_long_as_a_kprobe_of_the_guest_s_has_its_first_byte() {
     let probe = f.probe("framed").id;
     f.optimize();
     let ours = f.bytes_at(PHYS + FRAMED, 5);
-    // Registered, and not armed: the text doesn't show it.
+    // The kprobe is registered but not armed: the text doesn't show it.
     kprobe(&f, FRAMED);
     f.unregister(&[probe]);
     assert_eq!(f.bytes_at(PHYS + FRAMED, 5), ours);
@@ -227,7 +228,7 @@ fn a_jump_stays_as_long_as_a_kprobe_of_the_guest_s_has_its_first_byte() {
     assert_eq!(f.bytes_at(PHYS + FRAMED, 5), ours);
     is_refused(&f, "framed", "on the same instruction");
     is_refused(&f, "framed+0x4", "over this instruction");
-    // It is armed and disarmed.
+    // The kprobe is armed and disarmed.
     f.set_bytes(FRAMED, &[0xcc]);
     assert_eq!(f.trap(&mut vcpu_at(FRAMED)), Action::Reinject);
     assert_eq!(f.probe("framed+0x5").instruction, "sub $8,%rsp");

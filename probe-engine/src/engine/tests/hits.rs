@@ -78,7 +78,7 @@ fn a_page_that_the_host_had_to_bring_in_leaves_nothing_in_the_flags_of_a_hit() {
     assert_eq!([hit, returned].map(flags), [0, 0]);
 }
 
-/// Nobody is asked at hits of its own.
+/// An attendant whose own probe is never hit.
 struct Idle;
 
 impl Attendant for Idle {
@@ -87,7 +87,7 @@ impl Attendant for Idle {
     fn dropped(&self) {}
 }
 
-/// How a hit is looked at.
+/// In which ways a hit is examined.
 #[derive(Debug, Clone, Copy)]
 struct Look {
     in_full: bool,
@@ -95,7 +95,8 @@ struct Look {
     context: bool,
 }
 
-/// All that comes of a task's hit with RF set. An attendant at another probe has it looked at in full.
+/// Returns all effects of a task's hit with RF set. An attendant at another probe makes the engine examine the hit in
+/// full.
 fn hit_of(place: &str, look: Look) -> impl PartialEq + std::fmt::Debug {
     const PID: u32 = 40;
     let f = Fixture::with_arena_and(|kernel| {
@@ -276,7 +277,7 @@ fn an_instruction_that_must_be_stepped_is_there_for_the_step_only() {
     assert_eq!(f.events().len(), 1);
 }
 
-/// A step alone that runs through to an offset of the text.
+/// A step, with all other vCPUs stopped, that runs on to an offset of the text.
 fn run_to(offset: u64) -> Action {
     Action::Step(Step {
         alone: true,
@@ -384,7 +385,7 @@ fn a_fault_is_raised_at_the_original_address_with_nothing_changed() {
         ("traced+0x6", 0x46, 0, 0x7000, 0b00),
         // lock incl 0x10(%rip)
         ("stepped", 0x280, 0, TEXT + 0x297, 0b10),
-        // bt %rax,(%rbx): so many bits away
+        // bt %rax,(%rbx): the bit's distance is in RAX
         ("stepped+0x7", 0x287, 0x7fff_f000, 0x8000_0000, 0b00),
         ("stepped+0x7", 0x287, 0x8000_0000, 0x8000_1000, 0b00),
     ] {
@@ -410,7 +411,7 @@ fn a_fault_is_raised_at_the_original_address_with_nothing_changed() {
 
 #[test]
 fn an_instruction_that_only_the_cpu_can_judge_is_stepped() {
-    // No canonical address; a page that isn't dirty yet, write protection being off.
+    // A non-canonical address; and a page that isn't dirty yet, with write protection off.
     for rbx in [1 << 63, 0x4000_0000] {
         let f = Fixture::new();
         f.probe("memory");

@@ -18,7 +18,7 @@ pub fn jumps() -> Fixture {
     jumps_and(|_| {})
 }
 
-/// The same, knowing something more of the kernel.
+/// As `jumps`, with further knowledge of the kernel.
 pub fn jumps_and(know: impl FnOnce(&mut Kernel)) -> Fixture {
     Fixture::with_jumps(know)
 }
@@ -60,7 +60,7 @@ fn a_probe_becomes_a_jump_whose_displacement_traps_where_an_instruction_began() 
 #[test]
 fn the_rest_of_the_last_overwritten_instruction_becomes_nops() {
     let f = jumps();
-    // sub $0x10,%rsp (4); mov $1,%eax (5) is what the loop leads to.
+    // sub $0x10,%rsp (4); the loop leads to mov $1,%eax (5).
     let probe = f.probe("wide");
     f.optimize();
     assert_eq!(why_not(&f, probe.id), "branch");
@@ -138,8 +138,7 @@ fn a_tripwire_that_is_hit_over_and_over_ends_the_jump() {
     assert_eq!(f.bytes_at(PHYS + FRAMED, 5), [0xcc, 0x48, 0x89, 0xe5, 0x53]);
 }
 
-/// The vCPU has got past the breakpoint and stands behind the instruction in the stop that makes the
-/// jump.
+/// The vCPU has passed the breakpoint, and is behind the instruction at the stop that makes the jump.
 #[test]
 fn a_vcpu_that_stands_in_a_new_jump_s_region_makes_one_exit_more_which_is_told_apart() {
     let f = jumps();
@@ -247,7 +246,7 @@ fn text_that_the_guest_has_changed_meanwhile_stays_as_it_is() {
 fn text_reads_as_if_there_were_no_jump() {
     let f = jumps();
     let probe = jump(&f, "framed");
-    // Decoded from the function's start, over the jump.
+    // The text is decoded from the function's start, with the bytes under the jump.
     let inside = f.probe("x=framed+0x5");
     assert_eq!(inside.instruction, "sub $8,%rsp");
     f.optimize();
@@ -332,7 +331,7 @@ pub fn block(f: &Fixture, cpu: u64) -> u64 {
     f.engine.arena.phys(GuestVirtAddr(at)).unwrap().0
 }
 
-/// Does what a detour with all registers does, on the first vCPU.
+/// Does what a detour that records all registers does, on the first vCPU.
 pub fn put_record(f: &Fixture, detour: u32) {
     let words = (layout::RECORD_VALUES / 8 + 17) as u8;
     let head = block(f, 0) + layout::HEAD;
@@ -343,7 +342,7 @@ pub fn put_record(f: &Fixture, detour: u32) {
     f.set_word(head, at + u64::from(words) * 8);
 }
 
-/// A jump over which the guest has put an int3 of its own, and how the text is then.
+/// A jump with an int3 of the guest's over it, and the bytes of the text then.
 fn held() -> (Fixture, ProbeInfo, Vec<u8>) {
     let f = jumps();
     let probe = jump(&f, "framed");
@@ -360,7 +359,7 @@ fn the_detour_of_a_jump_that_is_none_any_more_is_idle_whatever_ended_it() {
     counts.options.capture = Capture::Count;
     f.engine.register(&f.guest(), &[counts]).unwrap();
     assert_eq!(f.optimize(), 1);
-    // With a probe that wants records the jump is another one.
+    // For a probe that wants records, another jump is made.
     let second = f.probe("two=framed");
     assert_eq!(idle(), 1, "registering");
     f.optimize();
@@ -418,7 +417,7 @@ fn where_the_guest_holds_a_jump_no_int3_is_ours() {
     assert_eq!(f.byte(FRAMED), 0xcc, "the guest's");
     assert_eq!(f.bytes_at(PHYS + FRAMED + 1, 4), ours[1..]);
     f.set_bytes(FRAMED, &[JUMP]);
-    // Registered before anybody has looked.
+    // The probe is registered before the optimizer has seen that the guest's int3 is gone.
     let probe = f.probe("framed");
     assert_eq!(f.byte(FRAMED), JUMP);
     f.optimize();
@@ -452,7 +451,7 @@ fn a_nop_behind_a_jump_is_no_padding_where_a_table_of_the_kernel_leads_to_it() {
             Some(kind) => assert_eq!(why_not(&f, probe.id), kind, "{offset}"),
             None => assert_eq!(f.byte(FRAMED), JUMP, "{offset}"),
         }
-        // Who comes from a fix-up is led to the nop's copy, as if no jump were there.
+        // A vCPU that comes from a fix-up is led to the nop's copy by a tripwire, as if no jump were there.
         if !is_label && offset < 5 {
             let wires = f.bytes_at(PHYS + FRAMED + 2, 3);
             assert_eq!(wires, [INT3; 3], "{offset}");

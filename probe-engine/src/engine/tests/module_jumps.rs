@@ -54,7 +54,7 @@ impl Paged {
         ] {
             guest.put(at, entry);
         }
-        // The functions of the module's text, and where they are now.
+        // The functions in the module's symbols, and their offsets.
         let places = [
             (1, 0x40),
             (2, 0),
@@ -73,7 +73,7 @@ impl Paged {
         paged
     }
 
-    /// The module's text, with these bytes at each function.
+    /// Loads the module's text, with these bytes at each function.
     fn load(&self, code: &[u8]) {
         self.guest.write(PAGES[0], &[0x90; 0x1000]);
         self.guest.write(PAGES[1], &[0x90; 0x1000]);
@@ -87,7 +87,7 @@ impl Paged {
         self.guest.link(&[MODULE]);
     }
 
-    /// Whether its init function has returned.
+    /// Sets whether its init function has returned.
     fn settle(&self, done: bool) {
         let init = match done {
             true => (0, 0),
@@ -124,7 +124,7 @@ impl Paged {
             .remove(0)
     }
 
-    /// Has what waits become jumps; how many did.
+    /// Makes the waiting probes jumps. Returns how many became jumps.
     fn optimize(&self) -> usize {
         let prepared = self.f.engine.prepare_jumps(&*self.f.memory);
         self.f
@@ -153,7 +153,7 @@ impl Paged {
         }
     }
 
-    /// A vCPU enters a function of the kernel's with the module as its first argument.
+    /// Makes a vCPU enter a function of the kernel's with the module as its first argument.
     fn enter(&self, offset: u64) -> (TestVcpu, Action) {
         let mut vcpu = self.vcpu(TEXT + offset);
         vcpu.registers.rdi = MODULE;
@@ -221,7 +221,7 @@ fn jumps_leave_the_text_of_a_module_that_is_freed_while_nobody_runs() {
         (FIVE.to_vec(), TEXT + FREE)
     );
     assert_eq!(m.f.info(id).state, ProbeState::Gone);
-    // It comes to the breakpoint once more, and gets past it.
+    // The vCPU comes to the breakpoint once more, and passes it.
     assert_eq!(m.f.trap(&mut vcpu), Action::Resume);
     assert_eq!(vcpu.registers.rip, TEXT + FREE + 1);
     assert_eq!(m.optimize(), 0);
@@ -255,7 +255,7 @@ fn a_jump_that_was_prepared_for_a_module_is_not_made_in_the_next_one() {
     let m = Paged::new();
     let id = m.probe("ext4:ext4_read").id;
     let prepared = m.f.engine.prepare_jumps(&*m.f.memory);
-    // Without a jump nobody has to stand still.
+    // As there is no jump, no vCPU has to be stopped.
     assert_eq!(m.enter(FREE).1, Action::Resume);
     m.load(&FIVE);
     assert_eq!(m.enter(DO_INIT).1, Action::Resume);
@@ -268,7 +268,8 @@ fn a_jump_that_was_prepared_for_a_module_is_not_made_in_the_next_one() {
 #[test]
 fn what_no_jump_may_overwrite_in_a_module_stays_a_breakpoint() {
     let m = Paged::new();
-    // lock incl (%rdi), padded; its prefix for one CPU
+    // lock incl (%rdi), padded; and the same with the prefix that the kernel writes if there is one
+    // CPU
     for (offset, code) in [
         (0x60, [0xf0, 0xff, 0x07, 0x90, 0x90]),
         (0x40, [0x3e, 0xff, 0x07, 0x90, 0x90]),
@@ -290,7 +291,7 @@ fn a_vcpu_that_meets_a_jump_of_a_freed_module_finds_the_text() {
     let mut late = m.vcpu(SPACE + 2);
     let (mut vcpu, _) = m.enter(FREE);
     m.f.engine.before_step(&mut vcpu, &*m.f.memory);
-    // It trapped at the tripwire before.
+    // The vCPU trapped at the tripwire before.
     assert_eq!(m.f.trap(&mut late), Action::Resume);
     assert_eq!(late.registers.rip, SPACE + 2);
     let mut text = [0; 5];
@@ -311,7 +312,7 @@ fn an_address_in_a_module_has_a_name_as_long_as_the_module_is_there() {
     let read = |offset| Some(("ext4".to_owned(), "ext4_read".to_owned(), offset, 0x40));
     assert_eq!(resolve(SPACE), None, "nobody has looked at the guest yet");
     let id = m.probe("ext4:ext4_read").id;
-    // What fills the space up to the next function belongs to it.
+    // The padding up to the next function belongs to the function.
     assert_eq!(
         (resolve(SPACE), resolve(SPACE + 0x3f)),
         (read(0), read(0x3f))
@@ -319,12 +320,12 @@ fn an_address_in_a_module_has_a_name_as_long_as_the_module_is_there() {
     let next = resolve(SPACE + 0x40).unwrap();
     assert_eq!((next.1.as_str(), next.2), ("ext4_write", 0));
     assert_eq!((resolve(SPACE + 0x1100), resolve(TEXT)), (None, None));
-    // It is kept until a module comes or goes.
+    // The result is cached until a module comes or goes.
     m.guest.link(&[]);
     assert_eq!(resolve(SPACE), read(0));
     m.enter(FREE);
     assert_eq!(resolve(SPACE), None);
-    // Without anybody who tells that, nothing is kept.
+    // Without a probe that makes the engine notice modules, nothing is cached.
     m.guest.link(&[MODULE]);
     m.f.engine.unregister(&m.stopped(), &[id]).unwrap();
     assert_eq!(resolve(SPACE), read(0));

@@ -14,7 +14,7 @@ const FREE_INIT: u64 = 0x310;
 const FREE: u64 = 0x320;
 const INIT_CODE: u64 = guest_kernel::modules::synthetic::INIT_CODE;
 
-/// A kernel that has the module `ext4`, not in its list yet.
+/// A kernel whose module `ext4` isn't in the list of modules yet.
 fn fixture() -> (Fixture, Guest) {
     let f = Fixture::with(image(), |kernel| {
         let reader = ModuleReader::new(&btf(Version::V6_12), &kernel.symbols);
@@ -28,7 +28,7 @@ fn fixture() -> (Fixture, Guest) {
     (f, guest)
 }
 
-/// The guest enters one of its functions; the arguments.
+/// Makes the guest enter one of its functions, with these arguments.
 fn enter(f: &Fixture, offset: u64, arguments: [u64; 3]) {
     let mut vcpu = vcpu_at(offset);
     let r = &mut vcpu.registers;
@@ -40,7 +40,7 @@ fn byte(f: &Fixture, at: u64) -> u8 {
     f.bytes_at(at, 1)[0]
 }
 
-/// Bytes where the engine may wait for modules.
+/// The first bytes of the functions at which the engine may have milestones for modules.
 fn milestones(f: &Fixture) -> [u8; 3] {
     [DO_INIT, FREE_INIT, FREE].map(|offset| f.byte(offset))
 }
@@ -106,7 +106,7 @@ fn a_loaded_module_is_probed_at_once_by_name_or_address() {
 
 #[test]
 fn a_probe_of_a_module_s_function_is_behind_its_ftrace_site_and_the_endbr64_before_it() {
-    // nopl -42(%rax), which takes an endbr64's place (`gen_endbr_poison` in arch/x86/include/asm/ibt.h)
+    // nopl -42(%rax), which replaces an endbr64 (`gen_endbr_poison` in arch/x86/include/asm/ibt.h)
     const SEALED: [u8; 4] = [0x0f, 0x1f, 0x40, 0xd6];
     const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
     for (first, site, offset) in [(&SEALED[..], 4, 9), (&ENDBR, 4, 9), (&[], 0, 5)] {
@@ -132,7 +132,7 @@ fn init_text_of_a_module_is_gone_when_its_start_is_done() {
     guest.link(&[MODULE]);
     enter(&f, DO_INIT, [MODULE, 0, 0]);
     assert_eq!(byte(&f, INIT_CODE + 0x10), 0xcc);
-    // The kernel's own init text is no module's.
+    // The kernel's own init text belongs to no module.
     enter(&f, FREE_INIT, [0, INIT_CODE, INIT_CODE + 0x40]);
     assert_eq!(f.info(init).state, ProbeState::Armed);
     enter(&f, FREE_INIT, [MODULE, INIT_CODE, INIT_CODE + 0x40]);

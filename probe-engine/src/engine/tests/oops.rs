@@ -1,4 +1,4 @@
-//! What the guest tells of exceptions of instructions in the arena.
+//! What the guest reports of exceptions of instructions in the arena.
 
 use guest_kernel::blacklist::Reason;
 use guest_state::testing::TestVcpu;
@@ -25,12 +25,12 @@ const MORE: &[Function] = &[
 ];
 /// The call in `show_opcodes`.
 const COPY: u64 = SHOWS + 1;
-/// Where saved registers and what is shown are.
+/// Addresses of saved registers, and of the bytes to be shown.
 const SAVED: u64 = 0x7000;
 const SHOWN: u64 = 0x7800;
 
 fn with_oopses() -> Fixture {
-    // The kernel allows itself no kprobe in it.
+    // The kernel allows no kprobe in it.
     let places = [(DIE, 2, Reason::KprobeBlacklist)];
     Fixture::with_jumps_and_functions(MORE, |kernel| kernel.blacklist = blacklist(&places))
 }
@@ -42,7 +42,8 @@ fn jump(f: &Fixture, place: &str) -> ProbeId {
     id
 }
 
-/// Where the instruction at an offset of the text is executed, that is a jump's first or in its region.
+/// Returns the address at which the instruction at an offset of the text is executed, which is the first of a jump's
+/// region or inside it.
 fn copy(f: &Fixture, jump: u64, offset: u64) -> u64 {
     let table = f.engine.table();
     let site = table.site(GuestVirtAddr(TEXT + jump)).unwrap();
@@ -50,7 +51,7 @@ fn copy(f: &Fixture, jump: u64, offset: u64) -> u64 {
     copy.unwrap().0
 }
 
-/// What the saved RIP and RSP are when the kernel goes on at the entry of `function`.
+/// Makes the kernel enter `function` with this saved RIP. Returns the saved RIP and RSP when it goes on.
 fn told(f: &Fixture, function: u64, rip: u64) -> (u64, u64) {
     f.set_word(SAVED + 0x80, rip);
     f.set_word(SAVED + 0x98, 0x1000);
@@ -65,7 +66,7 @@ fn told(f: &Fixture, function: u64, rip: u64) -> (u64, u64) {
 fn waits(f: &Fixture) -> [bool; 3] {
     let table = f.engine.table();
     [DIE, DIE_ADDR, COPY].map(|at| {
-        // There is an int3 where there is no function, too.
+        // There is an int3 also if no function is there.
         table.site(GuestVirtAddr(TEXT + at)).is_some() && f.byte(at) == INT3
     })
 }
@@ -124,7 +125,7 @@ fn saved_registers_tell_where_the_instruction_was() {
         assert_eq!(told(&f, function, text), (text, 0x1000), "no detour");
     }
     assert_eq!(f.info(id).exits, 0);
-    // In the slot of a breakpoint.
+    // The exception is in the slot of a breakpoint.
     f.unregister(&[id]);
     let slot = f.probe("copied%post");
     jump(&f, "framed");
@@ -155,7 +156,7 @@ fn memory_that_holds_no_saved_registers_stays_as_it_is() {
     }
 }
 
-/// Page tables with the first GiB where it is, and the first pages of the text.
+/// Page tables that map the first GiB to itself, and the first pages of the text.
 fn map(f: &Fixture) -> ControlRegisters {
     const ROOT: u64 = 0x2000;
     const TABLE: u64 = 0x63;
@@ -180,7 +181,7 @@ fn map(f: &Fixture) -> ControlRegisters {
     }
 }
 
-/// The kernel copies text from an address.
+/// Makes the kernel copy text from an address.
 fn copies(f: &Fixture, from: u64, len: u64) -> TestVcpu {
     let mut vcpu = vcpu_at(COPY);
     vcpu.control = map(f);

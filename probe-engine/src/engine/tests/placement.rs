@@ -136,7 +136,7 @@ fn probes_of_one_name_are_of_one_kind_and_each_at_its_own_place() {
         matches!(twice, RegisterError::DuplicateName { .. }),
         "{twice:?}"
     );
-    // A name that tells the place is of one probe.
+    // A name that is made from the place can be only one probe's.
     f.probe("plain");
     for place in ["plain", "plain+0x9"] {
         let refused = f.refusal(place);
@@ -171,7 +171,7 @@ fn an_int3_that_a_call_leads_over_is_the_kernel_s_own_and_hides_nothing() {
     f.set_bytes(0x10, b"\xe8\x01\0\0\0\xcc\x48\x89\x3c\x24\xc3");
     assert_eq!(f.probe("plain+0x16").instruction, "mov %rdi,(%rsp)");
     assert_eq!(f.probe("plain+0x1a").instruction, "ret");
-    // One behind a call that leads elsewhere may hide an instruction.
+    // An int3 behind a call that leads elsewhere may hide an instruction.
     let f = Fixture::new();
     f.set_bytes(0x10, b"\xe8\x02\0\0\0\xcc\x48\x89\x3c\x24\xc3");
     let refusal = f.refusal("plain+0x1a").to_string();
@@ -186,7 +186,7 @@ fn an_int3_of_the_image_s_text_hides_nothing() {
     f.set_bytes(0x10, b"\xcc\x48\x89\x3c\x24\xc3");
     assert_eq!(f.probe("plain+0x11").instruction, "mov %rdi,(%rsp)");
     assert!(f.refusal("plain+0x10").to_string().contains("int3"));
-    // One that somebody has set behind it does.
+    // An int3 that was set behind it does hide one.
     let f = Fixture::with_arena_and(|kernel| kernel.int3s = Int3s::one(own));
     f.set_bytes(0x10, b"\xcc\xcc\x89\x3c\x24\xc3");
     let refusal = f.refusal("plain+0x15").to_string();
@@ -200,7 +200,7 @@ fn an_int3_of_the_image_s_text_hides_nothing() {
 fn a_byte_of_a_patched_instruction_is_no_int3_of_the_image_s() {
     let f = Fixture::with_arena_and(|kernel| {
         kernel.blacklist = blacklist(&[(0x10, 5, Reason::ReturnThunk)]);
-        // One of the displacement's.
+        // The int3 byte is in the displacement.
         kernel.int3s = Int3s::one(GuestVirtAddr(TEXT + 0x12));
     });
     // jmp __x86_return_thunk becomes ret; int3; int3; int3; int3 (`patch_return`, arch/x86/kernel/alternative.c).

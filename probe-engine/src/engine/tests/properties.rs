@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::fixture::{ALONE, Fixture, vcpu_at};
 
 proptest! {
-    /// Whatever a function's bytes are, registering, hitting, stepping and
-    /// removing neither panics nor leaves a byte behind.
+    /// Whatever a function's bytes are, registering, hitting, stepping and removing doesn't panic,
+    /// and leaves the bytes as they were.
     #[test]
     fn any_text_is_survived(
         bytes in proptest::collection::vec(any::<u8>(), 0x40),
@@ -22,7 +22,7 @@ proptest! {
         let r = &mut vcpu.registers;
         [r.rax, r.rcx, r.rsp, r.rbx] = registers.map(|value| value & 0xfff | value & value << 52);
         r.rflags = rflags;
-        // RF says nothing of the guest.
+        // RF isn't part of the guest's own state.
         let before = Registers { rflags: rflags & !RF, ..*r };
         let action = f.trap(&mut vcpu);
         prop_assert!(action != Action::Reinject);

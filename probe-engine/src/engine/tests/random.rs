@@ -1,5 +1,4 @@
-//! Whatever is done with probes in whatever order, the text is the kernel's own, with an int3 at
-//! exactly the armed probes.
+//! After any sequence of operations on probes, the text is the kernel's own, with an int3 at exactly the armed probes.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +12,7 @@ use crate::probe::{ProbeId, ProbeInfo, ProbeKind, Switch};
 
 const CALLER: u64 = TEXT + 0x700;
 
-/// Places, their offsets and instructions' lengths, and whether they take a slot.
+/// Places, their offsets, lengths of their instructions, and whether they take a slot.
 const PLACES: [(&str, u64, u64, bool); 9] = [
     ("plain", 0x9, 1, false),
     ("plain+0xa", 0xa, 3, false),
@@ -34,7 +33,7 @@ enum Step {
         kind: usize,
         enabled: bool,
     },
-    /// A batch of which the last probe is refused.
+    /// A batch whose last probe is refused.
     Refused {
         place: usize,
     },
@@ -47,7 +46,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // Most are at two places, to meet each other.
+    // Most probes are at two places, so that they meet each other.
     let place = prop_oneof![Just(0), Just(4), 0..PLACES.len()];
     prop_oneof![
         4 => (place.clone(), 0..KINDS.len(), any::<bool>())
@@ -60,7 +59,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A probe as it should be.
+/// The expected state of a probe.
 #[derive(Debug, Clone, Copy)]
 struct Expected {
     id: ProbeId,
@@ -74,7 +73,7 @@ struct Model {
     text: Vec<u8>,
     probes: Vec<Expected>,
     disarmed: bool,
-    /// Offsets of instructions that were given a slot.
+    /// Offsets of instructions that have been given a slot.
     slots: BTreeSet<u64>,
     names: u32,
     last: Vec<ProbeInfo>,
@@ -95,7 +94,7 @@ impl Model {
         }
     }
 
-    /// The probes that a hit at an offset is for.
+    /// Returns the probes that a hit at an offset belongs to.
     fn hit(&self, offset: u64) -> Vec<Expected> {
         let here = |probe: &&Expected| probe.offset == offset && probe.enabled;
         let probes = self.probes.iter().filter(here).copied();
@@ -161,8 +160,8 @@ impl Model {
         }
     }
 
-    /// A vCPU executes the instruction at a place, whatever is there. Its task has the stack of the one before,
-    /// which has ended.
+    /// A vCPU executes the instruction at a place, with whatever probes are there. Its task has the stack of the task
+    /// before, which has ended.
     fn execute(&self, place: usize) {
         let (_, offset, len, _) = PLACES[place];
         let (f, engine, memory) = (&self.f, &self.f.engine, &*self.f.memory);
@@ -175,7 +174,7 @@ impl Model {
         let probes = self.hit(offset);
         let action = f.trap(&mut vcpu);
         if probes.is_empty() {
-            // A trap from before the breakpoint went.
+            // It counts as a trap from before the breakpoint was removed.
             assert_eq!(action, Action::Resume);
             assert_eq!((vcpu.registers, f.events().len()), before);
             return;
@@ -194,7 +193,7 @@ impl Model {
                 vcpu.registers.rip += len;
                 match f.arena_bytes(vcpu.registers.rip, 1)[0] {
                     0xcc => assert_eq!(f.trap(&mut vcpu), Action::Resume),
-                    // The jump back.
+                    // The copy's jump back.
                     _ => vcpu.registers.rip = TEXT + offset + len,
                 }
             }

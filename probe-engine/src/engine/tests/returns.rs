@@ -11,7 +11,7 @@ use crate::probe::{ProbeId, ProbeInfo, ProbeKind};
 /// Offsets of `plain`'s and `traced`'s first instructions.
 pub(super) const PLAIN: u64 = 9;
 pub(super) const TRACED: u64 = 0x45;
-/// Where the made-up callers go on.
+/// Where the made-up callers continue.
 pub(super) const CALLER: u64 = TEXT + 0x700;
 
 /// The address that a followed call returns to.
@@ -27,7 +27,7 @@ pub(super) fn follow(f: &Fixture, place: &str, maxactive: u32) -> ProbeInfo {
     f.engine.register(&f.guest(), &[spec]).unwrap().remove(0)
 }
 
-/// Enters a function that was called with its return address at `rsp`.
+/// Makes a vCPU enter a function with its return address at `rsp`.
 fn enter(f: &Fixture, offset: u64, rsp: u64) {
     let mut vcpu = vcpu_at(offset);
     (vcpu.registers.rsp, vcpu.tsc) = (rsp, Tsc(5));
@@ -39,7 +39,7 @@ fn call(f: &Fixture, offset: u64, rsp: u64) {
     enter(f, offset, rsp);
 }
 
-/// The function whose return address is at `rsp` executes `ret`.
+/// Makes the function whose return address is at `rsp` execute `ret`.
 pub(super) fn leave(f: &Fixture, rsp: u64) -> (Action, TestVcpu) {
     let mut vcpu = vcpu_at(0);
     vcpu.registers.rip = f.word(rsp);
@@ -159,7 +159,7 @@ fn an_instruction_that_faults_and_is_repeated_is_one_call() {
     let f = Fixture::with_arena();
     let id = f.probe("plain%return").id;
     f.set_word(STACK, CALLER);
-    // One page directory entry: the first 2 MiB, of which nothing below can be written.
+    // One page table for the first 2 MiB, in which nothing below the stack's page can be written.
     f.set_word(0x1000, 0x2063);
     f.set_word(0x2000, 0x3063);
     f.set_word(0x3000, 0x4063);
@@ -243,7 +243,7 @@ fn a_return_address_of_a_removed_probe_stays_while_a_tool_of_the_guest_s_may_be_
         f.set_word(STACK - below, *word);
         f.unregister(&[id]);
         assert_eq!(f.word(STACK), trampoline(&f), "{below} {word:#x}");
-        // He gives it back.
+        // The guest's tool restores our address.
         let (action, vcpu) = leave(&f, STACK);
         assert_eq!((action, vcpu.registers.rip), (Action::Resume, CALLER));
         assert!(returned(&f).is_empty());

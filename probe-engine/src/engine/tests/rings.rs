@@ -14,7 +14,8 @@ use crate::ring::layout::{self, RING_LEN};
 const FRAMED: u64 = 0x340;
 const WORDS: u8 = (layout::RECORD_VALUES / 8) as u8 + 17;
 
-/// Space for a record in a CPU's ring; `begun`: and says what it is to be, of detour 0.
+/// Reserves space for a record in a CPU's ring. If `begun`, also writes the header of an unfinished
+/// record of detour 0.
 fn reserve(f: &Fixture, cpu: u64, begun: bool) {
     let head = block(f, cpu) + layout::HEAD;
     let at = f.word(head);
@@ -34,7 +35,7 @@ fn lossless(f: &Fixture) -> ProbeInfo {
     f.info(id)
 }
 
-/// A vCPU at the int3 of detour 0, and where it goes on without a record.
+/// A vCPU at the int3 of detour 0, and the address at which it goes on without a record.
 fn waiting(f: &Fixture, probe: &ProbeInfo) -> (TestVcpu, u64) {
     let site = f.engine.table().site(probe.address).cloned().unwrap();
     let detour = &site.jump().unwrap().detour;
@@ -49,11 +50,11 @@ fn a_vcpu_whose_ring_is_held_up_does_not_wait_for_the_others_records() {
     let f = jumps();
     let probe = lossless(&f);
     let (vcpu, gives_up) = waiting(&f, &probe);
-    // Nothing is held up, so there is room now.
+    // No ring is held up, so there is room now.
     let mut first = vcpu.clone();
     assert_eq!(f.trap(&mut first), Action::Resume);
     assert_eq!(first.registers.rip, vcpu.registers.rip + 1);
-    // The second vCPU was interrupted in the middle of a record; the first one goes on writing.
+    // The second vCPU was interrupted in the middle of a record. The first one goes on writing.
     reserve(&f, 1, true);
     put_record(&f, 0);
     let mut second = vcpu.clone();
@@ -73,7 +74,7 @@ fn the_int3_of_a_lossless_detour_is_answered_after_its_jump_has_gone() {
     let trap = vcpu.registers.rip;
     assert_eq!(f.trap(&mut vcpu), Action::Resume);
     assert_eq!(vcpu.registers.rip, trap + 1);
-    // When nobody can be there any more, the guest's own int3s cost no exits.
+    // When no vCPU can be there any more, the guest's own int3s cost no exits.
     f.engine.reclaim(&f.guest());
     assert!(!f.engine.debugging().breakpoints);
 }
@@ -85,7 +86,7 @@ fn code(f: &Fixture) -> u64 {
     site.jump().unwrap().detour.at.0
 }
 
-/// A jump whose ring is held up by a record that was begun, with two behind it.
+/// A jump whose ring is held up by an unfinished record, with two finished ones behind it.
 fn held_up(begun: bool) -> (Fixture, ProbeInfo) {
     let f = jumps();
     let probe = jump(&f, "framed");
@@ -134,7 +135,7 @@ fn a_record_whose_writer_may_be_alive_is_waited_for() {
             let lost = f.engine.recover_rings(&f.guest_with(&vcpu)).unwrap();
             assert_eq!(lost, 0, "{name}");
             let info = f.info(probe.id);
-            // What is behind it is known at a stop.
+            // The finished records behind it are read at a stop.
             assert_eq!((info.hits, info.missed), (2, 0), "{name}");
             let tail = f.word(block(&f, 0) + layout::TAIL);
             assert_eq!(tail, 0, "{name}: its space stays its own");
@@ -154,7 +155,7 @@ fn records_that_are_unfinished_when_the_guest_ends_count_as_missed() {
     assert_eq!((info.hits, info.missed, f.events().len()), (1, 1, 1));
 }
 
-/// Registers a probe that is hit if RDI is `value`; optimized.
+/// Registers a probe with the condition that RDI is `value`, and makes it a jump.
 fn conditional(f: &Fixture, value: u64) -> ProbeId {
     let mut wanted = spec("framed");
     wanted.options.condition = vec![Comparison {
@@ -181,7 +182,7 @@ fn detours_of_removed_probes_are_given_to_others_when_nobody_can_be_in_them() {
     f.unregister(&[ProbeId(1)]);
     let cells = u64::from(f.engine.reader.cells());
     assert!(cells < 1100, "{cells}");
-    // A task was preempted in the third one.
+    // A task was preempted in the detour of the third one.
     let mut kept = 0;
     for value in 1..cells + 200 {
         let id = conditional(&f, value);
@@ -197,7 +198,7 @@ fn detours_of_removed_probes_are_given_to_others_when_nobody_can_be_in_them() {
         if value != 3 {
             assert_ne!(site.jump().unwrap().detour.at.0, kept);
         }
-        // Counts of the number's last owner aren't the new one's.
+        // Counts of the number's former detour don't become the new one's.
         assert_eq!((info.hits, info.missed), (0, 0), "{value}");
         let cell = block(&f, 0) + layout::CELLS + u64::from(number) * layout::CELL;
         let count = f.word(cell) as u32 + 1;

@@ -10,12 +10,12 @@ use crate::event::Detail;
 const IDT: u64 = 0xc000;
 const TF: u64 = 1 << 8;
 
-/// Where the guest handles a vector.
+/// The address of the guest's handler of a vector.
 fn handler(vector: u64) -> u64 {
     TEXT + 0x1000 + vector
 }
 
-/// A vCPU at `wrmsr`, which has been told to step it, and where it does.
+/// A vCPU at `wrmsr` that is to step it, and the address where it does.
 fn stepping(f: &Fixture) -> (TestVcpu, u64) {
     let mut vcpu = vcpu_at(0x2c5);
     vcpu.control.idt_base = IDT;
@@ -45,7 +45,7 @@ fn stepping(f: &Fixture) -> (TestVcpu, u64) {
     (vcpu, copy)
 }
 
-/// What the CPU does for an exception of the instruction at `rip`.
+/// Does what the CPU does for an exception of the instruction at `rip`.
 fn raise(f: &Fixture, vcpu: &mut TestVcpu, vector: u64, error_code: Option<u64>, rip: u64) {
     let r = &mut vcpu.registers;
     for word in [0x18, r.rsp, r.rflags | TF, 0x10, rip]
@@ -151,7 +151,7 @@ fn a_step_that_leads_to_another_one_leaves_its_breakpoint_planted() {
     let mut vcpu = vcpu_at(0x2c5);
     assert_eq!(f.trap(&mut vcpu), ALONE);
     assert!(f.engine.lift_for_step(&*f.memory, &mut vcpu));
-    // Its exception is handled where the other probe is.
+    // Its exception is handled at the place of the other probe.
     vcpu.registers.rip = TEXT + 0x48;
     assert_eq!(f.trap(&mut vcpu), ALONE);
     assert_eq!(f.byte(0x2c5), 0xcc);

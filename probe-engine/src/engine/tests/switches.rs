@@ -1,4 +1,4 @@
-//! Whose the hits are that are read after a change of probes.
+//! To which probes the hits belong that are read after a change of probes.
 
 use guest_state::{Action, GuestMemory, GuestPhysAddr, Tsc};
 
@@ -21,7 +21,7 @@ const WORDS: u8 = (layout::RECORD_VALUES / 8) as u8 + 17;
 
 type Turn = fn(&Fixture, ProbeId);
 
-/// All ways in which a probe ceases to be a jump.
+/// All ways in which a probe stops being a jump.
 const SWITCHES: [(&str, Turn); 5] = [
     ("disable", |f, id| f.enable(id, false)),
     ("disarm", |f, _| {
@@ -56,8 +56,8 @@ fn bump(f: &Fixture, detour: u64, total: u32) {
     f.memory.write(GuestPhysAddr(cell), &bytes).unwrap();
 }
 
-/// Reserves space in the first ring, as somebody does who is in the middle of a record; `begun`: and says
-/// what it is to be. Where it is in physical memory.
+/// Reserves space in the first ring, as a vCPU in the middle of a record does. If `begun`, also writes the header of an
+/// unfinished record. Returns the physical address of the record.
 fn open_record(f: &Fixture, detour: u32, begun: bool) -> u64 {
     let head = block(f, 0) + layout::HEAD;
     let at = f.word(head);
@@ -74,7 +74,7 @@ fn finish(f: &Fixture, place: u64, detour: u32) {
     f.set_word(place, layout::header(detour, WORDS));
 }
 
-/// Two probes that share a jump when both are enabled; the second one isn't.
+/// Two probes that share a jump when both are enabled. The second one is disabled.
 fn two() -> (Fixture, ProbeInfo, ProbeId) {
     let f = jumps();
     let first = jump(&f, "framed");
@@ -143,7 +143,7 @@ fn an_unfinished_record_is_of_those_who_were_enabled_when_it_was_begun() {
         let (f, first, second) = two();
         let place = open_record(&f, 0, begun);
         f.enable(second, true);
-        // It comes behind the unfinished one, and is of both.
+        // It is behind the unfinished record, and belongs to both probes.
         put_record(&f, 0);
         f.engine.drain(&*f.memory);
         assert_eq!((f.hit_count(first.id), f.hit_count(second)), (0, 0));
@@ -179,7 +179,7 @@ fn a_record_unfinished_at_a_removal_counts_as_missed_and_those_behind_it_as_hits
         let place = open_record(&f, 0, begun);
         put_record(&f, 0);
         let removed = f.engine.unregister(&f.guest(), &[probe.id]).unwrap();
-        // Of one that isn't begun nobody knows whose it is.
+        // If a record has no header yet, it isn't known whose it is.
         let missed = u64::from(begun);
         assert_eq!((removed[0].hits, removed[0].missed), (1, missed));
         finish(&f, place, 0);
@@ -214,7 +214,7 @@ fn no_breakpoint_s_event_overtakes_a_record_when_optimization_is_switched_off() 
     }
     let times: Vec<u64> = f.events().iter().map(|event| event.tsc.0).collect();
     assert_eq!(times, [7, 7, 9]);
-    // Some drains later nobody waits for records any more.
+    // After some drains, events no longer wait for the unfinished record.
     for _ in 0..16 {
         f.engine.drain(&*f.memory);
     }
@@ -238,7 +238,7 @@ fn a_call_that_returns_when_its_probe_is_disabled_counts_as_missed() {
     count(&f, table::COUNTED, 5);
     f.engine.drain(&*f.memory);
     assert_eq!(counted(&f, probe.id), (2, 3));
-    // It is a breakpoint now, and its calls are the probe's all the same.
+    // The probe is a breakpoint now, and the calls that the jump followed are still counted as its own.
     f.enable(probe.id, true);
     count(&f, table::COUNTED, 6);
     f.engine.drain(&*f.memory);
@@ -288,7 +288,7 @@ fn a_vcpu_that_trapped_on_a_breakpoint_that_is_gone_now_is_a_missed_hit() {
     f.enable(probe.id, false);
     assert_eq!(f.trap(&mut vcpu), Action::Resume);
     assert_eq!(counted(&f, probe.id), (0, 1));
-    // Where there is a jump now, that counts it.
+    // If there is a jump now, the jump counts the hit.
     let f = jumps();
     let probe = jump(&f, "framed");
     f.trap(&mut vcpu_at(FRAMED));
@@ -313,7 +313,7 @@ fn a_call_whose_breakpoint_is_gone_now_is_missed_by_every_kind_of_probe_that_it_
     f.engine
         .switch(&f.guest(), None, Switch::Enabled(false))
         .unwrap();
-    // The entry, and a return: whose call that is nobody knows.
+    // The entry, and a return. It isn't known whose call returns.
     for offset in [PLAIN, PLAIN_RET] {
         assert_eq!(f.trap(&mut vcpu_at(offset)), Action::Resume);
         let missed = added.iter().map(|it| counted(&f, it.id));

@@ -1,4 +1,4 @@
-//! Calls that jumps follow when their probes go, and what else is at their return addresses.
+//! Calls that jumps follow when their probes are removed, and other values at their return addresses.
 
 use guest_state::x86_64::NOP5;
 use guest_state::{GuestMemory, GuestPhysAddr};
@@ -18,7 +18,7 @@ fn removal_puts_the_return_addresses_of_calls_under_way_back() {
     let probe = followed(&f, |_| {});
     enter(&f, 0, STACK, CALLER, 0);
     enter(&f, 1, STACK + 0x40, CALLER + 1, 0);
-    // Somebody else has put his own there.
+    // Another tool has replaced our return address with its own.
     enter(&f, 2, STACK + 0x80, CALLER + 2, 0);
     f.set_word(STACK + 0x80, 7);
     count(&f, table::ACTIVE, 3);
@@ -26,9 +26,9 @@ fn removal_puts_the_return_addresses_of_calls_under_way_back() {
     let words = [0, 0x40, 0x80].map(|offset| f.word(STACK + offset));
     assert_eq!(words, [CALLER, CALLER + 1, 7]);
     assert_eq!(keys(&f), [STACK + 0x80]);
-    // What may yet return is led on, and takes nobody's room.
+    // A call that may still return is led back, and doesn't count against the limit.
     assert_eq!(f.word(at(&f, table::TALLIES + table::ACTIVE)) as u32, 0);
-    // Late records of it are nobody's.
+    // Its late record belongs to no probe.
     put_return(&f);
     f.engine.drain_all(&*f.memory);
     assert!(f.events().is_empty());
@@ -55,13 +55,13 @@ fn a_call_in_the_middle_of_our_code_is_left_to_it() {
     assert_eq!((f.word(STACK), keys(&f)), (TRAMPOLINE.0, vec![STACK]));
 }
 
-/// Words below a call's return address at [`STACK`] while a tool of the guest's is about to take that too: where
-/// below, and what.
+/// Words below a call's return address at [`STACK`] that show that a tool of the guest's is about to replace that
+/// address too: the distance, and the word.
 pub const TAKING: &[(u64, u64)] = &[
-    // Called by an ftrace site of the kernel's, or of a module's whose call has become a nop again.
+    // The tool was called by an ftrace site of the kernel's, or by one of a module's whose call has become a nop again.
     (8, TEXT + 0x204 + NOP5.len() as u64),
     (8, MODULE + NOP5.len() as u64),
-    // RSP in the frame of an int3, with the stack aligned to 16 bytes or not, and in that of an optimized kprobe.
+    // RSP in the frame of an int3, with the stack aligned to 16 bytes or not, and in the frame of an optimized kprobe.
     (16, STACK),
     (24, STACK),
     (16, STACK - 8),
@@ -90,9 +90,9 @@ fn a_return_address_stays_while_a_tool_of_the_guest_s_may_be_taking_it() {
             (TRAMPOLINE.0, vec![STACK]),
             "{below} {word:#x}"
         );
-        // What may be left over isn't waited for.
+        // The engine doesn't wait for a word that may be a leftover.
         assert!(f.engine.prepare_jumps(&*f.memory).is_empty());
-        // The next change finds that nobody has taken it.
+        // The next change finds that no tool has replaced it.
         f.set_word(STACK - below, 0);
         let other = f.probe("plain");
         f.unregister(&[other.id]);
@@ -138,7 +138,7 @@ fn of_two_calls_with_one_return_address_either_may_go_first() {
         let f = jumps();
         let ids = ["framed%return", "plain%return"].map(|place| f.probe(place).id);
         f.optimize();
-        // One has jumped to the other.
+        // One function has jumped to the other.
         let [outer, inner] = [ids[0], ids[1]].map(|id| {
             let table = f.engine.table();
             let site = table.site(f.info(id).address).unwrap();
@@ -156,10 +156,10 @@ fn of_two_calls_with_one_return_address_either_may_go_first() {
     }
 }
 
-/// Where a tool of the guest's has its calls return to.
+/// Where a tool of the guest's makes its calls return to.
 const TOOL: u64 = CALLER + 0x80;
 
-/// The numbers of the detours at which a call goes from one to the other.
+/// The ids of two probes, and the numbers of their detours. A call goes from one function to the other.
 fn two(f: &Fixture) -> ([ProbeId; 2], [u64; 2]) {
     let ids = ["framed%return", "plain%return"].map(|place| f.probe(place).id);
     f.optimize();
@@ -216,7 +216,7 @@ fn a_call_that_the_trampoline_has_told_of_is_not_missed_when_its_probe_goes() {
         let environment = f.engine.environment(&*f.memory).unwrap();
         detour::trampoline(&environment).unwrap()
     };
-    // Somewhere else in the trampoline, or elsewhere on the stack, it has yet to be told of.
+    // Elsewhere in the trampoline, or elsewhere on the stack, the return isn't recorded yet.
     for (place, off, missed) in [
         (0, 0, 0),
         (1, 0, 0),

@@ -64,7 +64,7 @@ fn the_same_data_shares_a_register_and_a_fifth_place_is_refused() {
         .to_string();
     assert!(message.contains("no debug register is free"), "{message}");
     assert_eq!((f.byte(9), f.engine.list().len()), (0x55, 5));
-    // The other one still needs the register.
+    // The other probe still needs the debug register.
     f.unregister(&[shared]);
     assert_eq!(f.engine.debugging().watchpoints.len(), 4);
 }
@@ -191,7 +191,7 @@ fn an_access_in_a_detour_is_one_by_the_original_and_one_by_the_detour_itself_is_
         vcpu.registers.rip = rip;
         f.engine
             .on_watchpoint(&*f.memory, &mut vcpu, WatchpointSet::from_bits(1));
-        // Beside jumps, events wait for what may come before them.
+        // Beside jumps, events wait for records that may belong before them.
         f.engine.drain_all(&*f.memory);
         f.events().last().map(|event| event.registers.rip)
     };

@@ -1,4 +1,4 @@
-//! Which way past an instruction is chosen, and why.
+//! Which strategy is chosen for an instruction, and why.
 
 use guest_kernel::blacklist::ExceptionTable;
 use guest_state::GuestVirtAddr;

@@ -1,5 +1,5 @@
-//! The times between calls of `KVM_RUN`, taken where the monitor calls the kernel: this program has an
-//! `ioctl` of its own, which the linker takes before the C library's.
+//! The times between calls of `KVM_RUN`, taken where the monitor calls the kernel: this program has an `ioctl` of its
+//! own, which the linker prefers to the C library's.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_long, c_ulong};
@@ -17,18 +17,18 @@ static TIMES: Mutex<Vec<Time>> = Mutex::new(Vec::new());
 /// One time from a `KVM_RUN`'s return to the next call, without the calls of `ioctl` in between.
 #[derive(Debug, Clone, Copy)]
 pub struct Time {
-    /// Of the time stamp counter.
+    /// Ticks of the time stamp counter.
     pub ticks: u64,
-    /// How often a pair of readings of the clock is within them.
+    /// How many pairs of readings of the clock the time includes.
     pub readings: u64,
 }
 
 /// This thread's time since its last `KVM_RUN`.
 #[derive(Debug, Clone, Copy)]
 struct Since {
-    /// When it or the last other call returned.
+    /// When `KVM_RUN` or the last other call returned.
     returned: u64,
-    /// What lies before that.
+    /// The time before that.
     before: Time,
 }
 
@@ -36,19 +36,19 @@ thread_local! {
     static SINCE: Cell<Option<Since>> = const { Cell::new(None) };
 }
 
-/// Takes times from now on.
+/// Starts taking times.
 pub fn begin() {
     TIMES.lock().unwrap_or_else(PoisonError::into_inner).clear();
     IS_ON.store(true, Ordering::Release);
 }
 
-/// Takes no more; those since [`begin`].
+/// Stops taking times, and returns those since [`begin`].
 pub fn end() -> Vec<Time> {
     IS_ON.store(false, Ordering::Release);
     std::mem::take(&mut TIMES.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// A call begins: ends the time since the one before.
+/// Ends the time since the last call, as a call begins.
 fn called(is_run: bool) {
     let now = clock::ticks();
     let Some(Since { returned, before }) = SINCE.get() else {
@@ -69,7 +69,7 @@ fn called(is_run: bool) {
     }
 }
 
-/// A call has returned: begins the next time, or goes on with it.
+/// Begins the next time, or continues it, as a call has returned.
 fn returned(is_run: bool) {
     let nothing = Time {
         ticks: 0,

@@ -6,8 +6,8 @@ use iced_x86::code_asm::{r8, rbx};
 /// Name of the first site.
 const SITES: &str = "sites";
 
-/// A kernel that executes all sites in turn, so many times, and switches itself off. The sites are `push`
-/// and `pop` of a register, as at most functions' entries, one byte each.
+/// Builds a kernel that executes all sites in turn, `rounds` times, and switches itself off. The sites are `push` and
+/// `pop` of a register, as at most functions' entries, one byte each.
 ///
 /// # Errors
 /// None that this code can cause.

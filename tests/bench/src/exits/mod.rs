@@ -86,7 +86,7 @@ pub fn measure() -> Result<Vec<Entry>, ExitsError> {
     Ok(entries)
 }
 
-/// Counts the instructions of a guest's hits, of which nobody reads the events.
+/// Counts the instructions of a guest's hits, while no client reads the events.
 async fn steps(client: &Client, sites: usize) -> Result<Steps, ExitsError> {
     create_probed(client, sites).await?;
     client.start_vm(VM).await?;
@@ -128,9 +128,9 @@ async fn create_probed(client: &Client, sites: usize) -> Result<(), ExitsError> 
 
 /// The hits of one guest.
 struct Run {
-    /// Ticks of each.
+    /// Ticks of each hit.
     ticks: Histogram<u64>,
-    /// How often one calls `ioctl` besides `KVM_RUN`.
+    /// Calls of `ioctl` for a hit besides `KVM_RUN`.
     ioctls: f64,
 }
 
@@ -179,7 +179,7 @@ async fn hits(
     }
     let mut ticks = Histogram::new_with_bounds(1, 1 << 40, 3)
         .unwrap_or_else(|_| unreachable!("the bounds are valid"));
-    // The one that ends a time is of the next `KVM_RUN`.
+    // The reading that ends a time belongs to the next `KVM_RUN`.
     let ioctls: u64 = times.iter().map(|time| time.readings - 1).sum();
     for time in times {
         ticks.saturating_record(clock.without_own(time.ticks, time.readings));
@@ -190,7 +190,7 @@ async fn hits(
     })
 }
 
-/// The figures of the run in the middle, for each percentile by itself.
+/// The figures of the run in the middle, separately for each percentile.
 fn figures(sites: usize, is_read: bool, runs: &[Run], clock: Clock) -> impl Iterator<Item = Entry> {
     let events = match is_read {
         true => "a client reads the events on the same cores",

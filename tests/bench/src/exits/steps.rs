@@ -1,6 +1,6 @@
 //! How many instructions a hit takes from `KVM_RUN`'s return to its next call, and in how many lines of code they lie.
-//! They are counted by single steps of the vCPU's thread, so that nothing else on the machine shows in them. A thread
-//! can't be traced from its own process: another process of this program does it.
+//! They are counted by single steps of the vCPU's thread, so that other load on the machine doesn't affect them. A
+//! thread can't be traced from its own process: another process of this program does it.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 
 use super::calls::KVM_RUN;
 
-/// The first argument with which this program does nothing but trace a thread; the second is the thread's number.
+/// The first argument with which this program only traces a thread; the second is the thread's number.
 const TRACE: &str = "trace-thread";
 /// Hits that are counted. The figures are the medians.
 const HITS: usize = 101;
@@ -37,7 +37,7 @@ pub enum StepsError {
     NotTraced,
 }
 
-/// What one hit takes.
+/// The instructions and lines of one hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Steps {
     /// How many instructions are executed.
@@ -70,15 +70,15 @@ pub fn count() -> Result<Steps, StepsError> {
     }
 }
 
-/// The number of the thread that runs a vCPU.
+/// Returns the number of the thread that runs a vCPU.
 fn vcpu_thread() -> Option<String> {
     /// How often the list of threads is read.
     const TRIES: u32 = 1000;
     (0..TRIES).find_map(|_| listed_vcpu_thread())
 }
 
-/// The same, by one reading of the list of threads. Where a thread ends during that, others may be missing in the list
-/// (fs/proc/base.c, `next_tid`).
+/// As [`vcpu_thread`], by one reading of the list of threads. If a thread ends during that, others may be missing in
+/// the list (fs/proc/base.c, `next_tid`).
 fn listed_vcpu_thread() -> Option<String> {
     let threads = fs::read_dir("/proc/self/task").ok()?.flatten();
     let is_vcpu = |path: &std::path::Path| {
@@ -96,7 +96,7 @@ pub fn thread_to_trace() -> Option<i32> {
     arguments.next().filter(|_| is_asked)?.parse().ok()
 }
 
-/// Counts hits of a thread of another process and tells the medians on standard output.
+/// Counts hits of a thread of another process and prints the medians on standard output.
 ///
 /// # Errors
 /// The thread can't be traced, or it ends before.

@@ -1,4 +1,4 @@
-//! What a pointer costs that a detour follows (BN17), and a text.
+//! What it costs that a detour follows a pointer (BN17), or reads a text.
 
 use guest_state::{GuestMemory, GuestPhysAddr};
 use native::jump::ram::{DIRECT_MAP, LOW, Ram};
@@ -16,7 +16,7 @@ use crate::report::Entry;
 const LOAD: f64 = 5.0;
 /// Values of a record, each of which takes one load.
 const VALUES: u64 = 8;
-/// A text of so many bytes, as a path is.
+/// A text of the length of a path.
 const TEXT: &[u8; 24] = b"/usr/lib/os-release.conf";
 /// Where the text is in a process, and in the RAM.
 const USER: u64 = 0x7fff_1234_5678;
@@ -82,7 +82,7 @@ struct Probed {
 }
 
 impl Probed {
-    /// Takes these values, of so many bytes.
+    /// Makes a function with a probe whose record has these values, which take `len` bytes.
     fn new(values: Vec<Value>, len: u64) -> Result<Self, JumpError> {
         let mut subject = Subject::new(1)?;
         fill(subject.ram());
@@ -97,13 +97,13 @@ impl Probed {
         Ok(Self { subject, record })
     }
 
-    /// What a hit takes above the unprobed call, in one round.
+    /// Returns the time of a hit above that of an unprobed call, in one round.
     fn round(&mut self, clock: &Clock) -> Result<f64, JumpError> {
         let [without, with] = self.subject.round(clock)?;
         Ok(with - without)
     }
 
-    /// Each hit of [`ROUNDS`] has left its record.
+    /// Checks that each hit of [`ROUNDS`] has left its record.
     fn check(&self) -> Result<(), JumpError> {
         let (bytes, count) = self.subject.traces();
         if (bytes, count) == (self.record * HITS, 0) {
@@ -118,7 +118,7 @@ impl Probed {
     }
 }
 
-/// What a hit of the first takes, one of the second, and how much longer that is: medians of rounds in turn, as a
+/// Returns the time of a hit of the first, of one of the second, and the difference: medians of rounds in turn, as a
 /// shared machine is at times half as fast as at others.
 fn rounds(clock: &Clock, pair: &mut [Probed; 2]) -> Result<[f64; 3], JumpError> {
     let mut times = [const { Vec::new() }; 3];
@@ -136,10 +136,10 @@ fn rounds(clock: &Clock, pair: &mut [Probed; 2]) -> Result<[f64; 3], JumpError> 
     }))
 }
 
-/// Page tables for the text, and pointers.
+/// Writes page tables for the text, and pointers.
 fn fill(ram: &Ram) {
     let put = |at: u64, word: u64| {
-        // What isn't there makes the record shorter, which is noticed.
+        // A failed write makes the record shorter, which is noticed.
         let _result = ram.write_u64(GuestPhysAddr(at), word);
     };
     for (level, shift) in [(0, 39), (1, 30), (2, 21)] {

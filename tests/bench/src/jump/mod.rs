@@ -31,7 +31,7 @@ pub enum JumpError {
     /// The code around it is damaged.
     #[error("can't assemble the function to probe")]
     Code(#[from] iced_x86::IcedError),
-    /// Hits have left behind something else than they should; what is lost is cheap.
+    /// Hits have left behind other traces than they should. Without its record, a hit would look too cheap.
     #[error("{hits} hits of `{what}` left {bytes} bytes and a count of {count}")]
     Traces {
         /// The probe.
@@ -48,13 +48,13 @@ pub enum JumpError {
     Thread,
 }
 
-/// What a probe is for and what it may use.
+/// The purpose of a probe, and what its detour may use.
 struct Plan {
     id: &'static str,
     limit: Option<f64>,
     what: &'static str,
     purpose: Purpose,
-    /// As at a C function's entry, or nothing.
+    /// True if the registers that are dead at a C function's entry may be used.
     entry: bool,
 }
 
@@ -194,7 +194,7 @@ pub fn measure() -> Result<Vec<Entry>, JumpError> {
     Ok(entries)
 }
 
-/// Bytes in the ring and counts that each hit leaves behind.
+/// Returns how many bytes in the ring, and how many counts, each hit leaves behind.
 fn leaves(purpose: &Purpose) -> (u64, u64) {
     if !purpose.condition.is_empty() {
         return (0, 0);

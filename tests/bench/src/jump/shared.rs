@@ -1,4 +1,4 @@
-//! A ring for each vCPU, and one for all: two threads that probe the same function.
+//! Compares a ring for each vCPU with one for all: two threads call the same probed function.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,7 +39,8 @@ pub fn measure(clock: &Clock) -> Result<Vec<Entry>, JumpError> {
     Ok(entries)
 }
 
-/// Nanoseconds of a call, and rounds in which both threads ran all the time.
+/// Returns the nanoseconds of a call, and the number of rounds in which both threads ran all the
+/// time.
 fn of_two(clock: &Clock, shared: bool) -> Result<(f64, usize), JumpError> {
     let mut subject = Subject::new(THREADS as u8)?;
     let dead = subject.dead_at_entry();
@@ -64,7 +65,8 @@ fn of_two(clock: &Clock, shared: bool) -> Result<(f64, usize), JumpError> {
                             (0..THREADS).for_each(|vcpu| subject.blocks.discard(vcpu));
                         }
                         barrier.wait();
-                        // Waking up takes longer than a round.
+                        // Both threads spin until the other is there too: waking up takes longer
+                        // than a round.
                         arrived.fetch_add(1, Ordering::SeqCst);
                         while arrived.load(Ordering::SeqCst) < THREADS * round {
                             std::hint::spin_loop();
@@ -86,7 +88,7 @@ fn of_two(clock: &Clock, shared: bool) -> Result<(f64, usize), JumpError> {
     let together = first.iter().zip(&second).filter_map(|(a, b)| {
         let overlap = a.1.min(b.1).saturating_sub(a.0.max(b.0));
         let longest = (a.1 - a.0).max(b.1 - b.0);
-        // Otherwise one of them was alone for a while.
+        // Otherwise one of the threads ran alone for a while.
         (overlap * 10 > longest * 9).then(|| clock.nanoseconds(longest) / calls as f64)
     });
     let mut times: Vec<f64> = together.collect();

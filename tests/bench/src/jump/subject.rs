@@ -35,17 +35,17 @@ const CELL: u32 = 0;
 /// The detour's number.
 const NUMBER: u32 = 1;
 
-/// Nanoseconds a call.
+/// Times in nanoseconds a call.
 pub struct Measured {
-    /// With the probe above without, of all rounds.
+    /// The time with the probe minus the time without it: the median of all rounds.
     pub median: f64,
-    /// The same for a quarter and three quarters of them.
+    /// The quartiles of the same.
     pub quartiles: (f64, f64),
-    /// Without.
+    /// The time without the probe.
     pub unprobed: f64,
 }
 
-/// The function and what it is probed with.
+/// The function and its probe.
 pub struct Subject {
     text: Text,
     /// The vCPUs' memory.
@@ -56,7 +56,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// A function as compilers make them, unprobed.
+    /// Makes a function as compilers do, unprobed.
     ///
     /// # Errors
     /// The system gives no memory.
@@ -106,12 +106,12 @@ impl Subject {
         &self.ram
     }
 
-    /// What is dead at the function's entry.
+    /// Returns the registers that are dead at the function's entry.
     pub fn dead_at_entry(&self) -> Dead {
         live::dead(&self.region.bytes, self.region.start)
     }
 
-    /// Prepares a probe on the function; `locked`: its ring may be one of several vCPUs.
+    /// Prepares a probe on the function. `locked`: its ring may be shared by several vCPUs.
     ///
     /// # Errors
     /// There is no detour.
@@ -137,7 +137,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Puts the jump in, or takes it out.
+    /// Writes the jump, or restores the text.
     pub fn patch(&mut self, on: bool) {
         let bytes = if on {
             &self.patched
@@ -147,7 +147,7 @@ impl Subject {
         self.text.put(FUNCTION, bytes);
     }
 
-    /// Calls the function so many times.
+    /// Calls the function `times` times.
     pub fn call(&self, times: u64) {
         let function = self.text.address(FUNCTION);
         // SAFETY: the loop is there, keeps to the ABI, and calls the function as often, which is there
@@ -155,14 +155,15 @@ impl Subject {
         let _result = unsafe { self.text.call(LOOP, [times, function]) };
     }
 
-    /// What [`ROUNDS`] have left behind: bytes in the ring, and what was counted.
+    /// Returns what [`ROUNDS`] have left behind: bytes in the ring, and the count.
     pub fn traces(&self) -> (u64, u32) {
         const BYTES: u64 = (1 << RING_SHIFT) - 1;
         let counted = self.blocks.cell(0, CELL) + self.blocks.tally(NUMBER).counted;
         (self.blocks.head(0) & BYTES, counted)
     }
 
-    /// Nanoseconds a call in one round, on this thread, as the first vCPU: without the probe, and with it.
+    /// Measures the nanoseconds of a call in one round, on this thread, as the first vCPU: without the probe, and with
+    /// it.
     ///
     /// # Errors
     /// The system doesn't let the GS base be set.
@@ -177,7 +178,7 @@ impl Subject {
         }))
     }
 
-    /// Measures [`ROUNDS`] of them.
+    /// Measures [`ROUNDS`] rounds.
     ///
     /// # Errors
     /// The system doesn't let the GS base be set.
@@ -204,7 +205,7 @@ fn assemble(
 ) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
     code(&mut a)?;
-    // It depends on no address.
+    // The code doesn't depend on its address.
     a.assemble(0)
 }
 

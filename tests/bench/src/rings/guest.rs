@@ -13,7 +13,7 @@ use probe_engine::ring::layout::{CELLS, RING_LEN};
 use probe_engine::ring::{Rings, VcpuMemory};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-/// vCPUs there are at most.
+/// The most vCPUs.
 pub const VCPUS: usize = 2;
 /// The detour's number.
 pub const NUMBER: u32 = 1;
@@ -24,12 +24,12 @@ const PAGE: usize = 4096;
 /// A vCPU's block, with the "variables" of its "CPU" behind the counters.
 const BLOCK_LEN: usize = 2 * PAGE;
 const COUNTERS: u32 = (PAGE as u32 - CELLS as u32) / 4;
-/// Where a CPU has its current task, from GS base.
+/// The offset from GS base of a CPU's current task.
 const CURRENT_TASK: i32 = PAGE as i32;
 /// Where the rings are in physical memory.
 const RINGS_AT: usize = 1 << 20;
 const MEMORY_LEN: usize = RINGS_AT + VCPUS * RING_LEN as usize;
-/// Where the detour is, from the function.
+/// The offset of the detour from the function.
 const DETOUR: usize = PAGE;
 /// `nopl 0(%rax,%rax)`; `ret`
 const FUNCTION: [u8; 6] = [0x0f, 0x1f, 0x44, 0, 0, 0xc3];
@@ -76,7 +76,7 @@ pub enum RingsError {
     Thread,
 }
 
-/// Memory that this process has mapped for itself, too, by the monitor's crate.
+/// Memory that the monitor's crate maps, and that this process has mapped for itself, too.
 #[derive(Debug)]
 pub struct Ram(GuestMemoryMmap);
 
@@ -135,7 +135,7 @@ impl Guest {
         Ok((Self { ram, data, code }, rings))
     }
 
-    /// Lets the calling thread be a vCPU.
+    /// Makes the calling thread a vCPU.
     ///
     /// # Errors
     /// The system doesn't let it.
@@ -157,7 +157,7 @@ impl Guest {
     }
 }
 
-/// The probed function, for threads that [`Guest::enter`] has let in and while that guest is there.
+/// The probed function, for threads that [`Guest::enter`] has made vCPUs, as long as that guest exists.
 #[derive(Debug, Clone, Copy)]
 pub struct Hits(extern "C" fn(u64));
 
@@ -172,7 +172,7 @@ impl Hits {
 fn probed(code: &Mapping, data: &Mapping) -> Result<Vec<u8>, RingsError> {
     let (start, at) = (code.at(0) as u64, code.at(DETOUR) as u64);
     let environment = Environment {
-        // GS base is the block's own address here.
+        // Here, GS base is the block's own address.
         block: 0,
         rings: GuestVirtAddr(data.at(BLOCK_LEN * VCPUS) as u64),
         variables: Variables {
@@ -229,7 +229,7 @@ fn memory_file() -> Result<File, RingsError> {
             io::Error::last_os_error(),
         ));
     }
-    // SAFETY: the descriptor is new, and nobody else has it.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     let file = unsafe { File::from_raw_fd(fd) };
     let sized = file.set_len(MEMORY_LEN as u64);
     sized.map_err(|error| RingsError::System("size the memory", error))?;
@@ -255,7 +255,7 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// Addresses with nothing behind them.
+    /// Reserves addresses without memory behind them.
     fn new(len: usize) -> Result<Self, RingsError> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping, which the system puts where nothing is.
@@ -276,7 +276,7 @@ impl Mapping {
         self.start + offset
     }
 
-    /// Puts a part of a file there.
+    /// Maps a part of a file at an offset of it.
     fn map(&mut self, at: usize, len: usize, file: &File, from: usize) -> Result<(), RingsError> {
         let to = ptr::with_exposed_provenance_mut(self.at(at));
         assert!(at + len <= self.len);
@@ -284,7 +284,7 @@ impl Mapping {
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_SHARED | libc::MAP_FIXED,
         );
-        // SAFETY: this replaces a part of what is ours, and nobody has a reference into it.
+        // SAFETY: this replaces a part of our own mapping, and there is no reference into it.
         let mapped = unsafe {
             libc::mmap(
                 to,
@@ -304,12 +304,12 @@ impl Mapping {
         Ok(())
     }
 
-    /// Puts code there, to be executed from now on.
+    /// Writes code there, which can be executed from then on.
     fn fill_with_code(&mut self, code: &[u8]) -> Result<(), RingsError> {
         assert!(code.len() <= self.len);
         let at = ptr::with_exposed_provenance_mut::<u8>(self.start);
         let allow = |access| {
-            // SAFETY: it is all of what is ours, and nobody has a reference into it.
+            // SAFETY: it is our whole mapping, and there is no reference into it.
             match unsafe { libc::mprotect(at.cast(), self.len, access) } {
                 0 => Ok(()),
                 _ => Err(RingsError::System(
@@ -319,7 +319,7 @@ impl Mapping {
             }
         };
         allow(libc::PROT_READ | libc::PROT_WRITE)?;
-        // SAFETY: the mapping is that long, was just made writable, and is no slice of anybody's.
+        // SAFETY: the mapping is that long, was just made writable, and there is no slice of it.
         unsafe { ptr::copy_nonoverlapping(code.as_ptr(), at, code.len()) };
         allow(libc::PROT_READ | libc::PROT_EXEC)
     }
@@ -328,7 +328,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let at = ptr::with_exposed_provenance_mut(self.start);
-        // SAFETY: it is ours, and whoever executes in it has the guest borrowed.
+        // SAFETY: the mapping is ours, and a thread that executes in it has the guest borrowed.
         unsafe { libc::munmap(at, self.len) };
     }
 }

@@ -1,7 +1,7 @@
-//! From ring to host: how many records come through, and whether any is lost.
+//! From ring to host: how many records arrive, and whether any is lost.
 //!
-//! The producers are threads that hit a jump probe: they execute a detour as it is generated for a
-//! guest, with GS base set to their vCPU's block. The host's side is what the engine does.
+//! The producers are threads that hit a jump probe: they execute a detour as generated for a guest, with GS base set to
+//! their vCPU's block. The host's side does what the engine does.
 
 mod guest;
 
@@ -25,11 +25,11 @@ pub use guest::RingsError;
 
 /// How long each round takes.
 const ROUND: Duration = Duration::from_secs(1);
-/// Rounds; the figure is the one in the middle, losses are those of all.
+/// Rounds; the figure is that of the round in the middle, losses are those of all.
 const ROUNDS: usize = 3;
-/// What has to come through with nothing lost, in records a second.
+/// The rate that must be reached with no loss, in records a second.
 const WANTED: f64 = 1_000_000.0;
-/// How long the host waits when there was little to read, and a paced producer for its next records.
+/// How long the host waits after reading little, and how long a paced producer waits for its next records.
 const PAUSE: Duration = Duration::from_micros(500);
 /// Little to read.
 const LITTLE: u64 = 2_000;
@@ -40,18 +40,18 @@ struct Plan {
     producers: usize,
     /// Hits a second, all producers together; as many as they can if `None`.
     rate: Option<f64>,
-    /// Records become events that are merged by time.
+    /// True if records become events that are merged by time.
     merged: bool,
 }
 
-/// What came of it.
+/// The results of a round.
 #[derive(Debug, Clone, Copy)]
 struct Round {
     hits: u64,
     arrived: u64,
     lost: u64,
     seconds: f64,
-    /// Of the host's thread.
+    /// CPU time of the host's thread.
     cpu_seconds: f64,
 }
 
@@ -196,7 +196,7 @@ fn round(plan: Plan) -> Result<Round, RingsError> {
     })
 }
 
-/// Hits the probe until it is time to stop, and says how often. The hits have numbers from 1 on.
+/// Hits the probe until it is time to stop, and returns how often. The hits have numbers from 1 on.
 fn produce(hits: Hits, plan: Plan, stop: &AtomicBool) -> u64 {
     let (start, mut done) = (Instant::now(), 0);
     while !stop.load(Ordering::Relaxed) {

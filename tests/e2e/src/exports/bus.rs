@@ -50,11 +50,11 @@ const STREAM: &str = "EVENTS";
 const HITS: u32 = 4000;
 /// Messages in the stream when its server is killed.
 const BEFORE: u64 = 500;
-/// Messages that it stores then without being able to say so.
+/// Messages that it stores after that and whose confirmations are kept back.
 const UNCONFIRMED: u64 = 200;
-/// How long a server knows at least what it has stored.
+/// The least time for which a server recognizes messages that it has stored.
 const SHORTEST_WINDOW: Duration = Duration::from_millis(100);
-/// Events of those that a server lets in.
+/// Events of an export to a server that accepts its client.
 const FEW: &str = "50";
 
 fn restarted(cx: &Context) -> TestResult {
@@ -65,8 +65,8 @@ fn forgotten(cx: &Context) -> TestResult {
     broken(cx, true)
 }
 
-/// Exports to a server that is killed and started again, when it has stored messages that it could not confirm any more. The
-/// time in which the stream knows what it has stored is over by then if `is_forgotten`.
+/// Exports to a server that is killed and started again after it has stored messages whose confirmations were kept
+/// back. If `is_forgotten`, the time in which the stream recognizes stored messages is over by then.
 fn broken(cx: &Context, is_forgotten: bool) -> TestResult {
     let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
     let folder = folder.path();
@@ -236,7 +236,7 @@ fn secured(cx: &Context) -> TestResult {
     let all = |more: &[_]| [&trust[..], &identity, more].concat();
     let authorization = Some("authorization violation");
     let certificate = Some("ertificate");
-    // What the server asks for; the user of the address; what the client has; why it is refused.
+    // What the server asks for; the user in the address; the client's options; why it is refused.
     let cases = [
         (&by_token[..], "", all(&shown), None),
         (&by_token, "", all(&wrong), authorization),

@@ -15,17 +15,17 @@ use crate::test::{Failure, wrong};
 
 /// The host's name in events.
 pub const HOST: &str = "kvm1.example";
-/// How long it waits until it looks again.
+/// Time between two looks at what the command has said.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// The command. It is killed with this.
+/// The command. It is killed when this is dropped.
 pub struct Export {
     child: Child,
     notes: PathBuf,
 }
 
 impl Export {
-    /// Starts it for a server by its name in a configuration, with these arguments, in a shell that does something before.
+    /// Starts it for a server by its name in a configuration, with these arguments. The shell runs `before` first.
     pub fn start(
         cx: &Context,
         server: &Server,
@@ -52,12 +52,12 @@ impl Export {
         Ok(Self { child, notes })
     }
 
-    /// What it has said.
+    /// Returns what it has said.
     pub fn notes(&self) -> Result<String, Failure> {
         fs::read_to_string(&self.notes).map_err(Failure::io("read what vmprobe says"))
     }
 
-    /// Waits until it has said something.
+    /// Waits until it has said these words.
     pub async fn says(&mut self, words: &str) -> Result<(), Failure> {
         loop {
             let ended = self.ended()?;
@@ -82,7 +82,7 @@ impl Export {
         Process(self.child.id()).signal(libc::SIGINT)
     }
 
-    /// Waits until it has ended; its exit code.
+    /// Waits until it has ended, and returns its exit code.
     pub async fn end(&mut self) -> Result<Option<i32>, Failure> {
         loop {
             if let Some(status) = self.ended()? {
@@ -93,7 +93,7 @@ impl Export {
     }
 }
 
-/// The number before some words in what it has said.
+/// Returns the number before some words in what it has said.
 pub fn number(notes: &str, words: &str) -> Result<u64, Failure> {
     let before = notes.split(words).next().filter(|before| *before != notes);
     let number = before.and_then(|before| before.rsplit(' ').next()?.parse().ok());

@@ -13,16 +13,16 @@ use crate::test::{Failure, check_eq, wrong};
 
 /// The guest.
 pub const VM: &str = "web-1";
-/// The probe that is exported: RBX tells which hit it is, from 0.
+/// The probe that is exported. RBX is the number of the hit, from 0.
 pub const DEFINITION: &str = "p:pass body n=%bx:u64";
-/// A probe at the same place that stays.
+/// A probe at the same place that isn't removed during the export.
 const COUNTED: &str = "counted=body count";
-/// Hits of a guest that doesn't end.
+/// Hits of a guest that doesn't end by itself.
 pub const ENDLESS: u32 = i32::MAX as u32;
-/// Ticks of the guest's counter between two hits: about half a millisecond, so that nobody falls behind.
+/// Ticks of the guest's counter between two hits: about half a millisecond, so that no reader of events falls behind.
 const PACE: i32 = 1_000_000;
 
-/// A kernel that goes so many times through `body`.
+/// Builds a kernel that goes through `body` this many times.
 fn kernel(hits: u32) -> Result<Vec<u8>, Failure> {
     let counter = |a: &mut CodeAssembler| -> Result<(), IcedError> {
         a.rdtsc()?;
@@ -50,7 +50,7 @@ fn kernel(hits: u32) -> Result<Vec<u8>, Failure> {
     })?)
 }
 
-/// Creates a guest that goes so many times through `body`, once it is started. Hits are counted as well by a probe of
+/// Creates a guest that goes through `body` this many times, once it is started. Hits are also counted by a probe of
 /// another client.
 pub async fn create(client: &Client, folder: &Path, hits: u32) -> Result<(), Failure> {
     let path = folder.join("kernel");
@@ -68,7 +68,7 @@ pub async fn create(client: &Client, folder: &Path, hits: u32) -> Result<(), Fai
     Ok(())
 }
 
-/// Checks how many hits there were.
+/// Checks the number of hits.
 pub async fn check_hits(client: &Client, expected: u64) -> Result<(), Failure> {
     let probes = client.list_probes(VM).await?;
     let counted = probes.iter().find(|probe| probe.name == "counted");

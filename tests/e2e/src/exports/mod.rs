@@ -1,4 +1,4 @@
-//! Events that leave for other engines, which are the real ones.
+//! Events that are exported to other systems. The tests use the real ones.
 
 mod bus;
 mod command;

@@ -16,12 +16,12 @@ use crate::test::{Failure, wrong};
 
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// A server with a folder of its own. It is killed with this.
+/// A server with a folder of its own. It is killed when this is dropped.
 pub struct Nats {
     process: Child,
     folder: TempDir,
     args: Vec<String>,
-    /// Where clients and the curious connect.
+    /// The ports for clients and for monitoring.
     ports: [u16; 2],
 }
 
@@ -57,7 +57,7 @@ impl Nats {
         killed.map_err(Failure::io("kill nats-server"))
     }
 
-    /// Starts it anew where it was, and waits until it listens.
+    /// Starts it again with the same folder and ports, and waits until it listens.
     ///
     /// # Errors
     /// It ends.
@@ -72,7 +72,7 @@ impl Nats {
         format!("127.0.0.1:{}", self.ports[0])
     }
 
-    /// How many messages all its streams have.
+    /// Returns how many messages all its streams have.
     ///
     /// # Errors
     /// It doesn't answer.
@@ -83,7 +83,7 @@ impl Nats {
         Ok(told["messages"].as_u64().unwrap_or(0))
     }
 
-    /// Waits until it has so many messages.
+    /// Waits until it has this number of messages.
     ///
     /// # Errors
     /// It doesn't answer.
@@ -120,7 +120,7 @@ impl Nats {
         let Ok(text) = fs::read_to_string(file) else {
             return Ok(false);
         };
-        // Some of it may be there.
+        // The file may be written in part.
         let Ok(told) = serde_json::from_str::<Value>(&text) else {
             return Ok(false);
         };

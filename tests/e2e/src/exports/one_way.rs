@@ -1,4 +1,4 @@
-//! A connection in the middle that can keep back what a server says.
+//! A connection through a relay that can hold back what a server says.
 
 use std::net::SocketAddr;
 
@@ -33,7 +33,7 @@ impl OneWay {
         let accepting = tokio::spawn(async move {
             loop {
                 let (client, _) = listener.accept().await?;
-                // It is refused while the server is away.
+                // The connection is refused while the server is away.
                 if let Ok(server) = TcpStream::connect(&server).await {
                     tokio::spawn(connect(client, server, silence.clone()));
                 }
@@ -46,7 +46,7 @@ impl OneWay {
         })
     }
 
-    /// Keeps back what the server says, or lets it through.
+    /// Holds back what the server says, or lets it through.
     pub fn silence(&self, is_silent: bool) {
         self.is_silent.send_replace(is_silent);
     }
@@ -58,7 +58,7 @@ impl Drop for OneWay {
     }
 }
 
-/// Ends both connections with one of them.
+/// Relays between both connections, and ends both when one of them ends.
 async fn connect(client: TcpStream, server: TcpStream, silence: watch::Receiver<bool>) {
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();

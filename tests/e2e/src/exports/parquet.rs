@@ -29,7 +29,7 @@ pub const FULL: Test = Test {
 };
 
 const HITS: u32 = 4000;
-/// Events of an export that has room.
+/// Events of an export whose disk has room.
 const SOME: u32 = 100;
 
 /// The rows that each reader finds, in the order of their times.
@@ -136,7 +136,7 @@ fn full(cx: &Context) -> TestResult {
         let mut export = Export::start(cx, &server, folder.path(), "", &with_room)?;
         check_eq!(export.end().await?, Some(0), "exit code with room");
 
-        // A file of a kilobyte is one that is too large, and writing more fails.
+        // With this limit a file of a kilobyte is too large, and writing to it fails.
         let limit = "trap '' XFSZ; ulimit -f 2; ";
         args.extend(["--vm", VM]);
         let mut export = Export::start(cx, &server, folder.path(), limit, &args)?;

@@ -1,4 +1,4 @@
-//! What others read exported events with: libraries of Python.
+//! Libraries of Python, with which users read exported events.
 
 use std::ffi::OsStr;
 use std::process::Stdio;

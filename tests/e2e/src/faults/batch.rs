@@ -39,14 +39,14 @@ pub const CLIENT: Test = Test {
 
 /// Instructions of the guest that are probed together.
 const BATCH: u64 = 2000;
-/// How often each is tried: at another moment each time.
+/// How often each fault is tried, each time at another moment.
 const TIMES: u64 = 9;
 /// The VM that is harmed, and the one beside it.
 const VM: &str = "harmed";
 const OTHER: &str = "other";
 
-/// A kernel with [`BATCH`] instructions to probe, which it doesn't come to, so that it crashes at once by a byte on its
-/// serial port.
+/// A kernel with [`BATCH`] instructions to probe. They are never executed. A byte on its serial port makes it crash at
+/// once.
 fn kernel() -> Result<Vec<u8>, Failure> {
     Ok(image::build(|a, names| {
         let mut again = a.create_label();
@@ -65,15 +65,15 @@ fn kernel() -> Result<Vec<u8>, Failure> {
     })?)
 }
 
-/// An exception without a table of gates: neither it nor what follows from it has a handler (SDM vol. 3, 6.15, triple
-/// fault).
+/// Raises an exception without an IDT: neither it nor the double fault that follows has a handler (SDM vol. 3, 6.15,
+/// triple fault).
 fn crash(a: &mut CodeAssembler) -> Result<(), iced_x86::IcedError> {
     a.mov(rax, DATA + 0x8000)?;
     a.lidt(ptr(rax))?;
     a.ud2()
 }
 
-/// A server with the guest beside, whose one probe must count each pass.
+/// A server with a second guest, whose one probe must count each pass.
 struct Beside {
     server: Server,
     client: Client,
@@ -122,15 +122,15 @@ impl Beside {
         Ok(beside)
     }
 
-    /// Makes the VM that is harmed.
+    /// Makes the VM that is to be harmed.
     async fn make(&self) -> Result<(), Failure> {
         let request = load::request(self.folder.path(), VM, &kernel()?)?;
         self.client.create_vm(request).await?;
         Ok(())
     }
 
-    /// The guest's bodies as they are in memory, by their physical addresses: the upper half is mapped only between the
-    /// guest's first instructions and its crash, which resets the vCPU of some processors.
+    /// Reads the text of the guest's bodies from memory, by their physical addresses. The upper half is mapped only
+    /// between the guest's first instructions and its crash, which resets the vCPU of some processors.
     async fn read_text(&self) -> Result<Vec<u8>, Failure> {
         let (symbols, _) = self.client.lookup_symbols(VM, "body_0", 0).await?;
         let first = symbols.first().ok_or_else(|| wrong!("no symbol"))?;
@@ -146,7 +146,7 @@ impl Beside {
         Ok(self.client.read_memory_by(request).await?)
     }
 
-    /// That the text is whole, as it is without probes.
+    /// Fails unless the text is whole, as it is without probes.
     async fn is_whole(&self) -> Result<(), Failure> {
         let text = self.read_text().await?;
         check!(
@@ -156,7 +156,7 @@ impl Beside {
         Ok(())
     }
 
-    /// A moment in a batch. The last part of its time is the client's own, which reads the answer.
+    /// Returns a moment inside a batch. The last part of a batch's time is the client's own, which reads the answer.
     fn moment(&self, random: &mut Random) -> Duration {
         self.takes.mul_f64(random.below(500) as f64 / 1000.0)
     }
@@ -169,7 +169,7 @@ impl Beside {
         }))
     }
 
-    /// That the other guest counts as its probe does, and the server ends well.
+    /// Checks that the other guest's count is that of its probe, and that the server ends well.
     async fn end(self) -> Result<(), Failure> {
         let client = &self.client;
         client.pause_vm(OTHER).await?;
@@ -209,7 +209,7 @@ fn guest(cx: &Context) -> TestResult {
             let ending = client.wait_vm(VM).await?;
             check_eq!(ending.kind(), EndingKind::TripleFault, "{}", ending.detail);
             in_time += u64::from(!answer.is_finished());
-            // Of a guest that has ended, text and probes can be looked at and changed as before.
+            // Probes of a guest that has ended can be listed and changed as before, and its text can be read.
             let registered = answer.await.map_err(|error| wrong!("{error}"))??;
             check_eq!(registered.len() as u64, BATCH, "probes registered");
             let ids: Vec<u64> = registered.iter().map(|probe| probe.id).collect();
@@ -237,7 +237,7 @@ fn process(cx: &Context) -> TestResult {
         let client = &beside.client;
         let mut cut_off = 0;
         for time in 0..TIMES {
-            // As a panic that can't be caught ends it, a wrong instruction, and the host when it is out of memory.
+            // The signals of a panic that can't be caught, of an invalid instruction, and of the host's OOM killer.
             let signals = [libc::SIGABRT, libc::SIGILL, libc::SIGKILL];
             let signal = signals[time as usize % signals.len()];
             beside.make().await?;
@@ -273,7 +273,7 @@ fn process(cx: &Context) -> TestResult {
     })
 }
 
-/// A command line, which ends by SIGKILL.
+/// A command line that traces. It ends by SIGKILL when this is dropped.
 struct Tracing(Child);
 
 impl Drop for Tracing {

@@ -25,7 +25,7 @@ pub const OUTPUT: Test = Test {
     run: output,
 };
 
-/// A file each write to which finds no space (full(4)).
+/// A file to which each write fails for lack of space (full(4)).
 const FULL: &str = "/dev/full";
 /// Size of the disk for images, and of an image that is larger and one that isn't.
 const DISK: &str = "size=1m";
@@ -34,11 +34,11 @@ const SMALL_DISK: &str = "size=32k";
 const LARGE: usize = 3 << 20;
 const SMALL: usize = 1000;
 
-/// A file system of its own, until this is dropped.
+/// A file system of its own, mounted until this is dropped.
 struct Mounted(TempDir);
 
 impl Mounted {
-    /// None where this user mounts nothing.
+    /// Returns `None` if this user may not mount.
     fn new(size: &str) -> Result<Option<Self>, Failure> {
         let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
         let mut mount = Command::new("mount");
@@ -85,7 +85,7 @@ fn images(cx: &Context) -> TestResult {
             "not refused as the disk is full: {told}"
         );
         check_eq!(client.list_images().await?.len(), 0, "images");
-        // Nothing of it takes the room of the next.
+        // The failed upload has left nothing that takes room.
         let pushed = push(&small).await.map_err(|error| wrong!("{error:?}"))?;
         check_eq!(pushed.size, SMALL as u64, "the size of an image");
         check_eq!(server.stop()?, Some(0), "exit code of the server");
@@ -119,7 +119,7 @@ fn output(cx: &Context) -> TestResult {
             vec!["trace", "p:all body", "--json"],
             vec!["dump", "--output", &dump],
             vec!["record", "p:all body", "--output", &lines],
-            // It is written when all of it is known.
+            // The file is written only when its whole content is known.
             vec!["record", "p:all body", "--count", "5000", "--output", &text],
         ] {
             let mut command = Command::new(cx.program("vmprobe"));

@@ -1,4 +1,4 @@
-//! A guest that makes 100,000 events a second, and whether each of them is told or counted as lost.
+//! A guest that makes 100,000 events a second. Each of them must be reported or counted as lost.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,14 +14,15 @@ use crate::test::{Failure, check, check_eq, wrong};
 
 /// Events a second that are wanted.
 pub const RATE: f64 = 100_000.0;
-/// Probes at the one instruction, each of which makes an event of a hit: as many as the rate takes here.
+/// Numbers of probes to try at the one instruction. Each probe makes an event of a hit, so more probes mean a higher
+/// rate.
 const PROBES: [usize; 3] = [16, 64, 256];
-/// Events by which a rate is measured.
+/// Events over which a rate is measured.
 const MEASURED: u64 = 10_000;
-/// Where the guest counts.
+/// Where the guest counts its passes.
 pub const COUNT: u64 = DATA;
 
-/// A kernel that does nothing but go through `body`; `rbx` is the number of the pass, from 1.
+/// Builds a kernel that only goes through `body` again and again; `rbx` is the number of the pass, from 1.
 ///
 /// # Errors
 /// If it doesn't assemble.
@@ -53,7 +54,7 @@ pub fn request(folder: &Path, name: &str, kernel: &[u8]) -> Result<CreateVmReque
     })
 }
 
-/// So many probes at `body`.
+/// Returns `count` probes at `body`.
 ///
 /// # Errors
 /// None that this text causes.
@@ -68,9 +69,9 @@ pub fn specs(count: usize) -> Result<Vec<ProbeSpec>, Failure> {
 pub struct Follower {
     pub stream: EventStream,
     probes: Vec<Probe>,
-    /// Which of them has an id.
+    /// The place of each probe among them, by its id.
     numbers: HashMap<u64, u64>,
-    /// The pass of the first event, and the place behind the last one, in events from there.
+    /// The pass of the first event, and the place behind the last event, counted in events from the first one.
     first: Option<u64>,
     place: u64,
     pub events: u64,
@@ -92,7 +93,8 @@ impl Follower {
         }
     }
 
-    /// Has as many probes as it takes for the rate, as far as this machine gets; and what came of it.
+    /// Registers as many probes as the wanted rate takes, or the most of `PROBES`. Returns their follower and the
+    /// rate.
     ///
     /// # Errors
     /// If an event is missing.
@@ -111,7 +113,7 @@ impl Follower {
         Err(wrong!("no load"))
     }
 
-    /// How many events a second come or are counted as lost.
+    /// Returns how many events a second come or are reported as lost.
     async fn rate(&mut self) -> Result<f64, Failure> {
         self.next().await?;
         let (begun, before) = (Instant::now(), self.total());
@@ -121,7 +123,7 @@ impl Follower {
         Ok((self.total() - before) as f64 / begun.elapsed().as_secs_f64())
     }
 
-    /// Events that came or were told as lost.
+    /// Events that came or were reported as lost.
     pub fn total(&self) -> u64 {
         self.events + self.lost
     }
@@ -137,7 +139,7 @@ impl Follower {
         }
     }
 
-    /// Takes a batch: what is missing between its first event and the one before is told as lost.
+    /// Takes a batch. Checks that the events missing between it and the batch before are reported as lost.
     ///
     /// # Errors
     /// If it isn't so, or it is no batch.
@@ -162,7 +164,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Which event of all it is: each pass makes one for each probe, in the order of their registration.
+    /// Returns the place of an event among all: each pass makes one for each probe, in the order of their registration.
     fn place_of(&mut self, event: &Event) -> Result<u64, Failure> {
         let pass = event.registers.map_or(0, |registers| registers.rbx);
         let first = *self.first.get_or_insert(pass);
@@ -172,7 +174,7 @@ impl Follower {
         Ok((pass - first) * self.probes.len() as u64 + number)
     }
 
-    /// That all events of each pass came or were told as lost: none of a pass is missing at the end.
+    /// Fails unless all events of each pass came or were reported as lost, also of the last pass.
     ///
     /// # Errors
     /// If it isn't so.

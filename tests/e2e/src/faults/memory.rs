@@ -29,13 +29,13 @@ pub const START: Test = Test {
 
 /// Probes of the batch: more than the limits have room for.
 const PROBES: usize = 30_000;
-/// What is left of address space, in MiB: none, and so much that it runs out in the middle.
+/// How much address space is left, in MiB: none, and amounts that run out in the middle.
 const LEFT: [u64; 3] = [0, 4, 16];
 /// The VM without memory, and the one beside it.
 const VM: &str = "short";
 const OTHER: &str = "other";
 
-/// Leaves a process so much more address space than it has; what it could have before.
+/// Limits a process to this much more address space than it has now. Returns the limit before.
 fn leave(process: Process, mib: u64) -> Result<libc::rlimit, Failure> {
     let now = process.status("VmSize")? << 10;
     let mut before = libc::rlimit {
@@ -68,7 +68,7 @@ fn set(
     }
 }
 
-/// Both guests, of which the other's probe counts each pass.
+/// Makes both guests. The probe of the second one counts each pass.
 async fn guests(server: &Server, folder: &TempDir) -> Result<vmprobe_client::Client, Failure> {
     let client = server.client().await?;
     let kernel = load::kernel()?;
@@ -83,7 +83,7 @@ async fn guests(server: &Server, folder: &TempDir) -> Result<vmprobe_client::Cli
     Ok(client)
 }
 
-/// That the other guest counts as its probe does.
+/// Checks that the other guest's count is that of its probe.
 async fn counts(client: &vmprobe_client::Client) -> Result<(), Failure> {
     client.pause_vm(OTHER).await?;
     let hits = client.list_probes(OTHER).await?[0].hits;
@@ -139,7 +139,7 @@ fn start(cx: &Context) -> TestResult {
     cx.block_on(async {
         let server = Server::start(cx)?;
         let client = guests(&server, &folder).await?;
-        // Processes that it starts have its limits.
+        // Processes that the server starts inherit its limits.
         let before = leave(server.process(), 256)?;
         let mut large = load::request(folder.path(), "large", &load::kernel()?)?;
         large.memory_mib = 64 << 10;

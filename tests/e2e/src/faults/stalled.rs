@@ -55,7 +55,7 @@ fn stalled(cx: &Context) -> TestResult {
             after < before + QUEUE_KIB,
             "{before} KiB of memory have become {after}"
         );
-        // All of the stop's events, to the last.
+        // Reads all events up to the last one before the probes were removed.
         let ids: Vec<u64> = reads.probes().iter().map(|probe| probe.id).collect();
         let removed = client.unregister_probes(VM, ids, Vec::new()).await?;
         let hits: u64 = removed.iter().map(|probe| probe.hits).sum();
@@ -63,7 +63,7 @@ fn stalled(cx: &Context) -> TestResult {
             reads.next().await?;
         }
         check_eq!(reads.total(), hits, "events and losses of whoever reads");
-        // Each of its losses has its place.
+        // Each loss is reported at its place in the stream.
         while stalls.total() < hits - earlier {
             stalls.next().await?;
         }

@@ -63,7 +63,7 @@ fn terminated(cx: &Context) -> TestResult {
     })
 }
 
-/// A server with a VM that it makes at its start, under load at once.
+/// Starts a server with a VM that it makes at its start and that is under load at once.
 fn start(cx: &Context, folder: &Path) -> Result<Server, Failure> {
     let path = |name: &str| folder.join(name);
     let server = Server::start_with(cx, |command| {
@@ -81,7 +81,7 @@ fn start(cx: &Context, folder: &Path) -> Result<Server, Failure> {
     Ok(server)
 }
 
-/// A stream of the declared VM whose events come.
+/// Opens a stream of the declared VM, and waits until events come.
 async fn followed(client: &Client) -> Result<vmprobe_client::EventStream, Failure> {
     loop {
         let vms = client.list_vms().await?;

@@ -1,4 +1,4 @@
-//! The tiny guest of the clients: it has what they look at.
+//! The tiny guest for clients in other languages: it has what they look at.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, al, dx, rdi};
@@ -6,11 +6,11 @@ use iced_x86::code_asm::{CodeAssembler, al, dx, rdi};
 use crate::test::Failure;
 use crate::tiny::image::{self, COM1};
 
-/// A function that the guest calls all the time, with one more in RDI each time.
+/// A function that the guest calls all the time. RDI is one more at each call.
 pub const FUNCTION: &str = "body";
-/// A type of its kernel.
+/// A type of the guest's kernel.
 pub const TYPE: &str = "struct point";
-/// What makes it switch itself off. It sends back each byte of that.
+/// The input at which the guest switches itself off. It echoes each of these bytes.
 pub const INPUT: &str = "off!";
 
 /// The kernel.
@@ -50,7 +50,7 @@ pub fn kernel() -> Result<Vec<u8>, Failure> {
     })?)
 }
 
-/// Clears ZF when a byte waits at the serial port.
+/// Clears ZF if a byte waits at the serial port.
 fn is_input(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(dx, u32::from(COM1 + 5))?;
     a.in_(al, dx)?;
@@ -65,7 +65,7 @@ fn types() -> Vec<u8> {
     let names = b"\0int\0point\0x\0y\0";
     let [int, point, x, y] = [1, 5, 11, 13];
     let types = [
-        // A name, the kind with the number of members, the size in bytes, what the kind has besides.
+        // A name, the kind with the number of members, the size in bytes, and what this kind has besides.
         &[int, INT, 4, SIGNED | 32][..],
         // Each member: its name, its type's number, its offset in bits.
         &[point, STRUCT | 2, 8, x, 1, 0, y, 1, 32],

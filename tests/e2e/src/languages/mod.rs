@@ -56,8 +56,8 @@ fn python(cx: &Context) -> TestResult {
     })
 }
 
-/// Runs a client once by its certificate and once by a token, each time with a server of its own, which then tells what
-/// was called.
+/// Runs a client once with its certificate and once with a token, each time with a server of its own, and then checks
+/// in the server's metrics which methods were called.
 fn tours(cx: &Context, client: impl Fn() -> Command) -> TestResult {
     let expected = methods()?;
     for by_token in [false, true] {
@@ -96,7 +96,7 @@ impl Tour {
         })?;
         add_client_with_token(&remote.certs())?;
         let tour = Self { remote, folder };
-        // A list that has changed is read a moment later.
+        // The server reads a changed list a moment later.
         while !tour.is_token_known(cx)? {}
         Ok(tour)
     }
@@ -143,7 +143,7 @@ impl Tour {
         Ok(())
     }
 
-    /// The methods that have answered with OK, by the server's metrics.
+    /// Returns the methods that have answered with OK, by the server's metrics.
     fn answered(&self, cx: &Context) -> Result<BTreeSet<String>, Failure> {
         let mut told = String::new();
         cx.block_on(async {
@@ -159,7 +159,7 @@ impl Tour {
     }
 }
 
-/// Adds a client that is known by its token to the server's list.
+/// Adds a client with a token to the server's list.
 fn add_client_with_token(certs: &Path) -> Result<(), Failure> {
     let client =
         format!("\n[[client]]\nname = 'with-token'\ntoken-sha256 = '{DIGEST}'\nrole = 'control'\n");
@@ -170,7 +170,7 @@ fn add_client_with_token(certs: &Path) -> Result<(), Failure> {
     added.map_err(Failure::io("add a client"))
 }
 
-/// All methods of the protocol, as the server answers reflection, by the names that metrics have.
+/// Returns all methods of the protocol by reflection, under the names that metrics have for them.
 fn methods() -> Result<BTreeSet<String>, Failure> {
     let set = FileDescriptorSet::decode(v1::FILE_DESCRIPTOR_SET);
     let set = set.map_err(|error| wrong!("the protocol's descriptors: {error}"))?;

@@ -1,4 +1,4 @@
-//! What probes, and clients that are asked at each hit, do to a Linux guest: its own process tells.
+//! What probes, and clients that are asked at each hit, do to a Linux guest. The guest's process reports it.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// Time for a probe to become a jump.
 const SETTLED: Duration = Duration::from_secs(120);
 
-/// A guest that may be changed.
+/// Boots a guest on a server that lets clients change guests.
 async fn guest(cx: &Context, kernel: &'static str) -> Result<Guest, Failure> {
     let config = Config {
         kernel,
@@ -52,7 +52,7 @@ async fn guest(cx: &Context, kernel: &'static str) -> Result<Guest, Failure> {
     Ok(guest)
 }
 
-/// What the process is told by its calls.
+/// Returns the results of the process's system calls.
 async fn answers(guest: &mut Guest) -> Result<Value, Failure> {
     let mut done = guest.work("answers").await?;
     let fields = done.as_object_mut();
@@ -61,14 +61,14 @@ async fn answers(guest: &mut Guest) -> Result<Value, Failure> {
     Ok(done)
 }
 
-/// The definition of a probe, what it does, and the only answer that is another then.
+/// The definition of a probe, its action, and the only call with another result then.
 const CASES: [(&str, &str, &str, i64); 8] = [
     ("p:it __x64_sys_getuid", "override 4711", "getuid", 4711),
     ("r:it __x64_sys_getppid", "override 77", "getppid", 77),
     ("r:it __x64_sys_getppid rets", "override 78", "getppid", 78),
     ("p:it vfs_read if=pid==1", "set rdx=3", "read", 3),
-    // The call's first argument among the registers of user mode, which the function's own argument points to
-    // (`di` of `struct pt_regs`, arch/x86/include/asm/ptrace.h).
+    // The call's first argument is among the registers of user mode, to which the function's own argument points (`di`
+    // of `struct pt_regs`, arch/x86/include/asm/ptrace.h).
     (
         "p:it __x64_sys_umask",
         "write rdi+0x70=ff01000000000000",
@@ -165,7 +165,7 @@ fn acting(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// What the command line takes and shows of actions.
+/// Checks the actions that the command line takes and shows.
 async fn shown(cx: &Context, guest: &mut Guest) -> Result<Vec<String>, Failure> {
     let deny = "p:deny do_sys_openat2 name=$arg2:ustring if pid == 1";
     let mut shown = vmprobe(cx, guest, &["probe", "add", deny, "--override", "-13"])?;
@@ -217,7 +217,7 @@ async fn jump(guest: &Guest) -> Result<(), Failure> {
         let now = guest.listed("it").await?.optimization.unwrap_or_default();
         match now.state() {
             OptimizationState::Optimized => return Ok(()),
-            // The server notices in its own time that a client has gone.
+            // The server may take a moment to notice that a client has gone.
             OptimizationState::Waiting if since.elapsed() < SETTLED => {}
             _ if now.reason_kind() == NoJumpReason::Attended && since.elapsed() < SETTLED => {
                 tokio::task::yield_now().await;
@@ -237,7 +237,7 @@ fn answering(cx: &Context) -> TestResult {
         let mut hits = attend(&guest, LONG).await?;
         let attended = guest.listed("it").await?;
         check!(attended.attended, "nobody is asked");
-        // Why it is none is found out in the background.
+        // The reason why it is no jump is found in the background.
         let names = vec!["it".to_owned()];
         guest.client.wait_probes(VM, vec![], names, SETTLED).await?;
         let settled = guest.listed("it").await?.optimization.unwrap_or_default();
@@ -249,7 +249,7 @@ fn answering(cx: &Context) -> TestResult {
         let event = first.event.clone().unwrap_or_default();
         let context = event.context.unwrap_or_default();
         check_eq!(context.pid, 1, "whose call it is");
-        // The task's name by its own memory, as the event has it.
+        // Reads the task's name from the guest's memory. It must be the one in the event.
         let place = event.task;
         let task = hits.read_memory(first.number, place, 8192).await?;
         let comm = &context.comm;

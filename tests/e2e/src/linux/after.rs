@@ -77,8 +77,9 @@ fn post(cx: &Context) -> TestResult {
     })
 }
 
-/// Each call gives, for each probe in turn, what is before and what is after its instruction; what
-/// is after one is what is before the next where that is probed, too.
+/// Checks that each call has, for each probe in turn, one event before and one after its
+/// instruction. If the next instruction is probed too, the registers after one instruction are
+/// those before the next.
 fn in_turn(events: &[Event], probes: &[Probe]) -> Result<(), Failure> {
     for call in events.chunks(2 * probes.len()) {
         for (index, (pair, probe)) in call.chunks(2).zip(probes).enumerate() {
@@ -146,10 +147,10 @@ pub const COPIES: [&str; 22] = [
     "strnlen_user",
     "__copy_user_nocache",
 ];
-/// Page fault, general protection: what a bad pointer raises.
+/// Page fault and general protection: the exceptions of a bad pointer.
 const VECTORS: [u32; 2] = [14, 13];
 
-/// Whether calls failed with probes as they had without: two reports of the workload `fault`.
+/// Checks that calls failed with probes as they had without: two reports of the workload `fault`.
 pub fn failed_alike(probed: &Value, unprobed: &Value) -> Result<(), Failure> {
     for field in ["faulted", "copied", "calls"] {
         check_eq!(
@@ -170,7 +171,7 @@ fn fault(cx: &Context) -> TestResult {
             let Ok(start) = guest.symbol(function).await else {
                 continue;
             };
-            // As many bytes as any of them has; what follows is another function.
+            // As many bytes as any of them has. Instructions of the next function are left out.
             for instruction in super::code::decode(start, &guest.memory(start, 0x180).await?) {
                 let (owner, _) = guest.client.resolve_address(VM, instruction.ip()).await?;
                 if owner.address != start {

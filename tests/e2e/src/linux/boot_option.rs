@@ -1,4 +1,4 @@
-//! Probes that stand on the guest's own command line, and what they tell of the boot.
+//! Probes on the guest's own command line, and what they report of the boot.
 
 use vmprobe_client::ClientError;
 use vmprobe_client::v1::{CreateVmRequest, ProbeState};
@@ -37,7 +37,7 @@ fn option(cx: &Context) -> TestResult {
             check_eq!(probe.hits, 1, "hits of {}", probe.name);
             check_eq!(probe.state(), ProbeState::Gone, "state of {}", probe.name);
         }
-        // The kernel takes the option as one of a module's that isn't there, and goes on.
+        // The kernel takes the option for one of a module that isn't there, and goes on.
         guest.finish().await?;
         pass()
     })

@@ -40,7 +40,7 @@ pub const TESTS: &[Test] = &[
     },
 ];
 
-/// What else the shell's program is called as.
+/// Further names of the shell's program.
 const NAMES: [&str; 7] = ["sh", "cat", "echo", "mkdir", "mount", "printf", "sleep"];
 /// The jobs. The limit of `hangs` only bounds how long the test takes: its guest never ends.
 const MATRIX: &str = r#"
@@ -76,8 +76,8 @@ vcpus = 2
 probe = ["p:early start_kernel"]
 "#;
 
-/// The jobs of a kernel with `KUnit`, KASAN and lockdep, which has faults to order (drivers/misc/lkdtm). Those that hang
-/// end when a watchdog has noticed, however long that takes.
+/// The jobs of a kernel with `KUnit`, KASAN and lockdep, which has faults on demand (drivers/misc/lkdtm). Those that
+/// hang end when a watchdog has noticed, however long that takes.
 const FAULTS: &str = r#"
 [defaults]
 memory = 256
@@ -162,7 +162,7 @@ fn checks(attempt: &Value) -> Vec<(String, bool, String)> {
     all.iter().map(check).collect()
 }
 
-/// The check whose name begins so.
+/// The check whose name begins with `name`.
 fn check_of(attempt: &Value, name: &str) -> Result<(bool, String), Failure> {
     let all = checks(attempt);
     let found = all.iter().find(|(it, ..)| it.starts_with(name));
@@ -170,7 +170,7 @@ fn check_of(attempt: &Value, name: &str) -> Result<(bool, String), Failure> {
     Ok((found.1, found.2.clone()))
 }
 
-/// Runs the folder's matrix on a kernel, of whose jobs some fail. What it has printed, and its report.
+/// Runs the folder's matrix on a kernel. Some of its jobs fail. Returns what it has printed, and its report.
 fn matrix(cx: &Context, folder: &Path, kernel: &str) -> Result<(String, Value), Failure> {
     let arguments = [
         "matrix.toml",

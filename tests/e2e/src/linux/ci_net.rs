@@ -57,7 +57,8 @@ fn serve(listener: &TcpListener, text: &str) -> io::Result<String> {
 }
 
 fn fetch(cx: &Context, by_passt: bool) -> TestResult {
-    // With passt the guest connects to what the host's processes connect to, and this is an address of the host's.
+    // With passt, the guest connects to addresses that the host's processes can connect to. This is an address of the
+    // host's.
     let tap = match tap("ci", HOST)? {
         Ok(tap) => tap,
         Err(skipped) => return Ok(skipped),

@@ -34,14 +34,14 @@ pub const TESTS: &[Test] = &[
 ];
 
 const VCPUS: u32 = 2;
-/// The function that takes the time of what is logged as its first thing, and one that it calls afterwards
+/// The function that takes the time of a log line as its first step, and one that it calls afterwards
 /// (`kernel/printk/printk.c`).
 const LOGS: &str = "vprintk_store";
 const RESERVES: &str = "prb_reserve";
-/// Lines that are logged at a time, and how far apart: much farther than what is allowed.
+/// Lines that are logged at a time, and how far apart in time. That is much farther than the allowed distance.
 const LINES: usize = 12;
 const SAY: &str = "say count=12 ms=20";
-/// How far apart two hits may be that a time of the log is between, where it is the least.
+/// The most nanoseconds between two hits around a time of the log, for the closest pair.
 const ALLOWED_NS: u64 = 1_000_000;
 
 fn log(cx: &Context, kernel: &'static str, image: &str) -> TestResult {
@@ -62,8 +62,9 @@ fn log(cx: &Context, kernel: &'static str, image: &str) -> TestResult {
     })
 }
 
-/// That the log's times lie between what two probes tell: a vCPU may be kept for long in between, at a breakpoint,
-/// by the host, or at a page that it touches for the first time. How far apart the two are at least, and at most.
+/// Checks that the log's times lie between the times of two probes. A vCPU may be held up for long in between: at a
+/// breakpoint, by the host, or at a page that it touches for the first time. Returns how far apart the two are at
+/// least, and at most.
 async fn bracketed(guest: &mut Guest, clock: &Clock, as_jumps: bool) -> Result<[u64; 2], Failure> {
     let (logged, told) = said(guest, clock, &[LOGS, RESERVES], as_jumps).await?;
     let mut apart = [u64::MAX, 0];
@@ -81,8 +82,8 @@ async fn bracketed(guest: &mut Guest, clock: &Clock, as_jumps: bool) -> Result<[
     Ok(apart)
 }
 
-/// Has the guest log some lines with probes at these functions. The times of the lines, which the log has to
-/// the microsecond, and in their order which of the probes was hit and when, in nanoseconds.
+/// Has the guest log some lines with probes at these functions. Returns the times of the lines, which the log has to
+/// the microsecond, and, in order, which of the probes was hit and when, in nanoseconds.
 async fn said(
     guest: &mut Guest,
     clock: &Clock,
@@ -116,7 +117,8 @@ async fn said(
     Ok((logged, told?))
 }
 
-/// Has the guest log some lines; their times by its log, each some nanosecond of a microsecond.
+/// Has the guest log some lines. Returns their times in the log, each as the nanoseconds that the logged microsecond
+/// covers.
 async fn times(guest: &mut Guest) -> Result<Vec<Range<u64>>, Failure> {
     let report = guest.work(SAY).await?;
     let times = report["times_us"].as_array();
@@ -135,7 +137,7 @@ fn clock(image: &str) -> Result<Clock, Failure> {
     clock.ok_or_else(|| wrong!("the kernel doesn't tell where its clock is"))
 }
 
-/// How each CPU makes a time of its counter now.
+/// Reads how each CPU converts its counter into a time now.
 async fn conversions(guest: &Guest, clock: &Clock) -> Result<Vec<Conversion>, Failure> {
     guest.client.pause_vm(VM).await?;
     let offsets = guest.symbol("__per_cpu_offset").await?;
@@ -173,7 +175,7 @@ async fn conversion(
 
 const PAGE: u64 = 4096;
 
-/// What has been read of a guest's memory, by virtual addresses, and what is to be read.
+/// What has been read of a guest's memory, by virtual addresses, and what remains to be read.
 #[derive(Debug, Default)]
 struct Seen {
     pages: RefCell<BTreeMap<u64, Vec<u8>>>,

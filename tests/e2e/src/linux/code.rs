@@ -5,7 +5,7 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use super::guest::Guest;
 use crate::test::Failure;
 
-/// Instructions of these bytes from their start, one after the other, as far as they decode.
+/// Decodes these bytes from their start, one instruction after the other, as far as they decode.
 pub fn decode(address: u64, bytes: &[u8]) -> Vec<Instruction> {
     let mut decoder = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
     let mut found = Vec::new();
@@ -19,7 +19,7 @@ pub fn decode(address: u64, bytes: &[u8]) -> Vec<Instruction> {
     found
 }
 
-/// The instructions of a function from its start to the first that can go elsewhere, that one
+/// Returns the instructions of a function from its start to the first that can branch, that one
 /// included: each is executed whenever the function is called.
 ///
 /// # Errors
@@ -28,7 +28,7 @@ pub async fn straight(guest: &Guest, function: &str) -> Result<Vec<Instruction>,
     let start = guest.symbol(function).await?;
     let bytes = guest.memory(start, 0x100).await?;
     let all = decode(start, &bytes);
-    // The call of the function tracer is no end.
+    // The call of the function tracer doesn't end the straight part.
     let end = all.iter().enumerate().position(|(index, instruction)| {
         instruction.flow_control() != FlowControl::Next && index > 1
     });

@@ -33,7 +33,7 @@ pub const TESTS: &[Test] = &[
     },
 ];
 
-/// Functions that an idle guest comes to again and again.
+/// Functions that an idle guest executes again and again.
 const PROBES: [&str; 3] = ["schedule", "r:back schedule", "tick=update_process_times"];
 /// Instructions that each vCPU is stepped.
 const STEPS: usize = 150;
@@ -82,7 +82,7 @@ async fn stop(session: &mut DebugSession) -> Result<GuestStopped, Failure> {
     }
 }
 
-/// A client interrupts the guest, steps both vCPUs through jumps, and comes to breakpoints. How many different
+/// A client interrupts the guest, steps both vCPUs through jumps, and comes to breakpoints. Returns how many different
 /// instructions it has stepped.
 async fn stepping(guest: &Guest, schedule: u64, tick: u64) -> Result<usize, Failure> {
     let mut session = guest.client.debug(VM).await?;
@@ -92,7 +92,7 @@ async fn stepping(guest: &Guest, schedule: u64, tick: u64) -> Result<usize, Fail
         address,
         length,
     };
-    // Where a jump is.
+    // At a place where a jump is.
     let at_jump = breakpoint(BreakpointKind::Software, schedule, 0);
     session.set_breakpoint(at_jump).await?;
     session.go_on().await?;
@@ -118,7 +118,7 @@ async fn stepping(guest: &Guest, schedule: u64, tick: u64) -> Result<usize, Fail
             places.insert(self::rip(&mut session, vcpu).await?);
         }
     }
-    // What the guest patches itself takes a debug register.
+    // A breakpoint on text that the guest patches itself takes a debug register.
     for kind in [BreakpointKind::Software, BreakpointKind::Hardware] {
         let entry = breakpoint(kind, tick, 0);
         session.set_breakpoint(entry).await?;
@@ -234,8 +234,8 @@ fn member(declaration: &str, name: &str) -> Result<u64, Failure> {
     found.ok_or_else(|| wrong!("no offset of {name} in {declaration}"))
 }
 
-/// Writes a dump of the running guest, and reads it: the text without the jump, and its tasks by drgn. The MiB that it
-/// takes.
+/// Writes a dump of the running guest, and reads it: the text without the jump, and its tasks by drgn. Returns the MiB
+/// that the dump takes.
 async fn dump(cx: &Context, guest: &Guest, schedule: u64) -> Result<u64, Failure> {
     let path = std::env::temp_dir().join("guest.core");
     let written = path.to_string_lossy();
@@ -259,7 +259,7 @@ async fn dump(cx: &Context, guest: &Guest, schedule: u64) -> Result<u64, Failure
         let declaration = guest.client.describe_type(VM, "struct task_struct").await?;
         let [tasks, pid, comm] = ["tasks", "pid", "comm"].map(|name| member(&declaration, name));
         let (tasks, pid, comm) = (tasks?, pid?, comm?);
-        // As long as need be.
+        // As many bytes as the members need.
         let size = tasks.max(pid).max(comm) + 16;
         let layout = TaskLayout {
             size,
@@ -285,7 +285,7 @@ async fn dump(cx: &Context, guest: &Guest, schedule: u64) -> Result<u64, Failure
 /// Where the kernel's image is mapped (`__START_KERNEL_map`, `arch/x86/include/asm/page_64_types.h`).
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 
-/// Where a dump has a physical address.
+/// Returns the place of a physical address in a dump.
 fn file_offset(path: &Path, phys: u64) -> Result<u64, Failure> {
     let bytes = std::fs::File::open(path).and_then(|mut file| {
         let mut head = vec![0; 4096];
@@ -302,7 +302,7 @@ fn file_offset(path: &Path, phys: u64) -> Result<u64, Failure> {
     let headers = (0..usize::from(count)).map(|index| 64 + 56 * index);
     let found = headers.map(|at| (word(at + 8), word(at + 24), word(at + 32)));
     let holds = |&(_, start, len): &(u64, u64, u64)| (start..start + len).contains(&phys);
-    // The first one has notes.
+    // The first segment has notes.
     let segment = found.skip(1).find(holds);
     let (offset, start, _) = segment.ok_or_else(|| wrong!("the dump lacks {phys:#x}"))?;
     Ok(offset + (phys - start))
@@ -324,7 +324,7 @@ fn kernel_scripts(cx: &Context) -> TestResult {
         let config = Config {
             kernel: "test-kernel",
             vcpus: 2,
-            // Its clocks go on while gdb reads.
+            // The guest's clocks go on while gdb reads.
             kernel_args: "quiet nowatchdog workqueue.watchdog_thresh=0",
             ..Config::new("workload=echo")
         };
@@ -338,7 +338,7 @@ fn kernel_scripts(cx: &Context) -> TestResult {
             "lx-dmesg".to_owned(),
             "lx-ps".to_owned(),
             "lx-mounts".to_owned(),
-            // A tick while PID 1 counts on this CPU.
+            // Stops at a tick while PID 1 runs on this CPU.
             "break update_process_times if $lx_current().pid == 1".to_owned(),
             "continue".to_owned(),
             "printf \"comm %s\\n\", $lx_current().comm".to_owned(),

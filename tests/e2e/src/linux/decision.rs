@@ -1,8 +1,8 @@
-//! What the product and the guest's kernel say of a probe at one place in the text.
+//! The answers of the product and of the guest's kernel about a probe at one place in the text.
 
 use crate::test::{Failure, wrong};
 
-/// What the product says.
+/// The product's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     /// It takes a probe, at this address.
@@ -13,7 +13,7 @@ pub enum Decision {
     Entry(String),
     /// It is on the list of what can't be probed, as this kind.
     Listed(String),
-    /// An instruction by which the kernel recognizes the place.
+    /// An instruction that always raises an exception, by which the kernel recognizes the place.
     Trap,
     /// An instruction that can't be executed under a probe.
     Unsupported,
@@ -57,22 +57,22 @@ impl Decision {
     }
 }
 
-/// What the kernel answers when it is asked for a kprobe there by `kprobe_events`.
+/// The kernel's answer to a kprobe there by `kprobe_events`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// It takes it.
     Taken,
     /// `EILSEQ`: no instruction begins there.
     NoBoundary,
-    /// `EINVAL`: it allows none there.
+    /// `EINVAL`: it allows no kprobe there.
     Refused,
     /// `EOPNOTSUPP`: an instruction that it can't execute under a kprobe.
     Unsupported,
 }
 
 impl Answer {
-    /// As the guest reports them: a letter for each byte, and how many there are before it of which each
-    /// is no boundary.
+    /// Parses the guest's report: a letter for each byte, with a number before it that tells how many bytes before it
+    /// are no boundaries.
     ///
     /// # Errors
     /// If the text isn't that.

@@ -1,4 +1,4 @@
-//! Text as a decoder sees it that is none of the product's.
+//! Text as a decoder sees it that the product doesn't use.
 
 use yaxpeax_arch::LengthedInstruction;
 use yaxpeax_x86::amd64::{InstDecoder, Instruction, Opcode, Operand, RegSpec};
@@ -8,8 +8,8 @@ use crate::test::{Failure, wrong};
 /// `int3` (Intel SDM vol. 2).
 pub const INT3: u8 = 0xcc;
 
-/// What the kernels have and the decoder doesn't know (Intel SDM vol. 2), and nops that are decoded in its place:
-/// they are as long, and as ordinary.
+/// Instructions that the kernels have and the decoder doesn't know (Intel SDM vol. 2), and nops that are decoded in
+/// their place: they have the same length, and are ordinary instructions too.
 const UNKNOWN: [(&[u8], &[u8]); 3] = [
     // serialize, in `sync_core`
     (&[0x0f, 0x01, 0xe8], &[0x0f, 0x1f, 0x00]),
@@ -60,27 +60,27 @@ pub fn decode(bytes: &[u8], size: usize) -> Result<Vec<Code>, Failure> {
     Ok(found)
 }
 
-/// The instruction that an offset is in.
+/// Returns the instruction that an offset is in.
 pub fn at(code: &[Code], offset: usize) -> Option<&Code> {
     let before = code.partition_point(|one| one.start <= offset);
     code[..before].last().filter(|one| offset < one.end)
 }
 
 impl Code {
-    /// Whether it always raises an exception.
+    /// Returns true if it always raises an exception.
     pub fn is_trap(&self) -> bool {
         let opcode = self.instruction.opcode();
         let int3 = opcode == Opcode::INT && self.end - self.start == 1;
         int3 || matches!(opcode, Opcode::UD0 | Opcode::UD1 | Opcode::UD2)
     }
 
-    /// Whether it goes where a word in memory says.
+    /// Returns true if its target is a word in memory.
     pub fn is_memory_branch(&self) -> bool {
         let is_branch = matches!(self.instruction.opcode(), Opcode::CALL | Opcode::JMP);
         is_branch && self.instruction.operand(0).is_memory()
     }
 
-    /// Whether it is one of those that docs/probes.md names as ones that can't be executed under a probe.
+    /// Returns true if docs/probes.md names it among those that can't be executed under a probe.
     pub fn is_unsupported(&self) -> bool {
         let to_ss = || self.instruction.operand(0) == Operand::Register { reg: RegSpec::ss() };
         match self.instruction.opcode() {

@@ -33,7 +33,7 @@ const SECTOR: usize = 512;
 const RAW_LEN: u64 = 16 << 20;
 const QCOW2_LEN: u64 = 12 << 20;
 const READ_ONLY_LEN: u64 = 1 << 20;
-/// The part of a disk that the guest makes zeros, and the part that it gives up.
+/// The part of a disk that the guest zeroes, and the part that it discards.
 const ZEROS: std::ops::Range<usize> = 4 << 20..6 << 20;
 const GIVEN_UP: std::ops::Range<usize> = 6 << 20..8 << 20;
 
@@ -46,7 +46,7 @@ const PROBES: [&str; 5] = [
     "request=virtio_blk:virtio_queue_rq",
 ];
 
-/// What sectors are filled with: each with its number, again and again.
+/// Returns the content of `len` bytes: each sector is filled with its own number.
 fn pattern(len: u64) -> Vec<u8> {
     let sectors = 0..len / SECTOR as u64;
     sectors
@@ -147,7 +147,7 @@ fn devices(cx: &Context, kernel: &'static str) -> TestResult {
         check_eq!(done["ro"], "1", "the read-only disk's flag");
         check_eq!(done["serial"], "fixed", "its name");
         check!(!done["refused"].is_null(), "it was written to");
-        // The write that was refused is one.
+        // The refused write counts as one of them.
         calls.0 += 1;
         let done = guest.work("random count=4096").await?;
         check_eq!(done["from"], "virtio_rng.0", "where random bytes come from");

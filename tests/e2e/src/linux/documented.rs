@@ -1,14 +1,14 @@
-//! What the documents tell of jumps.
+//! What the documents say about jumps.
 
 use std::collections::BTreeSet;
 
 const PERFORMANCE: &str = include_str!("../../../../docs/performance.md");
 const JUMP_PROBES: &str = include_str!("../../../../docs/jump-probes.md");
 
-/// Stands in the list of reasons for all kinds of the list of what can't be probed.
+/// Stands, in the list of reasons, for all kinds of the blacklist.
 const LISTED: &str = "the blacklist's kinds";
 
-/// How many of a hundred instructions can be jumps, of those that can be probed (BN08), in the kernel of this
+/// Returns how many of a hundred instructions can be jumps, of those that can be probed (BN08), in the kernel of this
 /// version, such as `6.12`.
 pub fn instructions_that_can_be_jumps(version: &str) -> Option<f64> {
     let mut lines = PERFORMANCE.lines();
@@ -19,7 +19,7 @@ pub fn instructions_that_can_be_jumps(version: &str) -> Option<f64> {
     cells(row).nth(column)?.split_once(" %")?.0.parse().ok()
 }
 
-/// The kinds of reasons why a probe is no jump, where the list of what can't be probed has these kinds.
+/// The documented kinds of reasons why a probe is no jump; `listed` are the kinds of the blacklist.
 pub fn reasons<'a>(listed: impl Iterator<Item = &'a str>) -> BTreeSet<&'a str> {
     let section = JUMP_PROBES.split("## Why a probe is no jump").nth(1);
     let section = section.and_then(|rest| rest.split("\n## ").next());

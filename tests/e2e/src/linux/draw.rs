@@ -12,7 +12,7 @@ use super::judge::{Function, Standing, is_traced};
 use super::own_list::OwnList;
 use crate::test::{Failure, check, wrong};
 
-/// What is longer is followed by what fills a section up.
+/// A longer function is followed by a section's padding.
 const LONGEST: u64 = 0x4000;
 /// Bytes of an instruction at most.
 const MAX_LEN: usize = 15;
@@ -21,8 +21,8 @@ const CODE_32: &str = "pvh_start_xen";
 /// Has an int3 of its own in the middle (`arch/x86/kernel/reboot.c`).
 pub const HAS_INT3: &str = "native_machine_emergency_restart";
 
-/// Draws functions of the kernel's text whose names are theirs alone: by another name a probe is refused.
-/// [`HAS_INT3`] is one of them.
+/// Draws functions of the kernel's text whose names are unique: a probe by an ambiguous name is refused. [`HAS_INT3`]
+/// is one of them.
 ///
 /// # Errors
 /// If one can't be read or decoded.
@@ -50,7 +50,8 @@ pub async fn draw(
         } else if is_traced(&bytes) {
             Standing::Open
         } else {
-            // A part of a function that the compiler has split off stands as that does. One of init text is gone.
+            // The kernel treats a part that the compiler has split off as it treats the function itself. A function in
+            // init text is gone.
             match base.filter(|base| text.contains(base)) {
                 Some(base) if is_traced(&guest.memory(base, MAX_LEN).await?) => Standing::Open,
                 _ => Standing::Untraced,
@@ -74,7 +75,7 @@ pub async fn draw(
 struct Named<'a> {
     symbols: &'a [Symbol],
     names: BTreeMap<&'a str, Vec<u64>>,
-    /// How many symbols begin at an address.
+    /// How many symbols begin at each address.
     starts: BTreeMap<u64, usize>,
 }
 
@@ -93,19 +94,19 @@ impl<'a> Named<'a> {
         }
     }
 
-    /// Where the function is from which the compiler has split this one off: its name goes up to the first
-    /// dot, as `within_notrace_func` in `kernel/trace/trace_kprobe.c` has it.
+    /// Returns the addresses of the function from which the compiler has split this one off. Its name goes up to the
+    /// first dot, as in `within_notrace_func` in `kernel/trace/trace_kprobe.c`.
     fn base(&self, name: &str) -> Option<&Vec<u64>> {
         let (base, _) = name.split_once('.')?;
         self.names.get(base)
     }
 
-    /// The functions and their sizes, one for each address.
+    /// Returns the functions and their sizes, one for each address.
     fn functions(&self, text: &Range<u64>) -> Vec<(&'a Symbol, u64)> {
         let mut functions = BTreeMap::new();
         for symbol in self.symbols {
             let is_text = matches!(&*symbol.kind, "t" | "T" | "w" | "W");
-            // What precedes a function for its own sake is no function.
+            // The prefix that the compiler puts before a function is no function itself.
             let is_part = ["__pfx_", "__cfi_"]
                 .iter()
                 .any(|prefix| symbol.name.starts_with(prefix));

@@ -1,4 +1,4 @@
-//! Probes that are there before the guest's first instruction, and the kernel's own int3s.
+//! Probes that are registered before the guest's first instruction, and the kernel's own int3s.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ pub const TESTS: &[Test] = &[
     },
 ];
 
-/// Functions of the boot in their order; the first runs identity-mapped or soon after. All but the
+/// Functions of the boot in their order. The first runs identity-mapped or soon after. All but the
 /// last are init text.
 const TIMELINE: [&str; 5] = [
     "x86_64_start_kernel",
@@ -71,7 +71,7 @@ fn early(cx: &Context) -> TestResult {
         };
         let order: Vec<&str> = events.iter().map(|event| name_of(event.probe_id)).collect();
         check_eq!(order, TIMELINE, "the events of the boot");
-        // They are many microseconds apart: more than the CPUs of the lab differ in their counters.
+        // The hits are many microseconds apart: more than the counters of the lab's CPUs differ.
         check!(
             events.is_sorted_by_key(|event| event.tsc),
             "their times don't grow: {events:?}"
@@ -107,8 +107,8 @@ const MANY: [&str; 6] = [
     "init_*",
 ];
 
-/// Boots once without and once with many probes, and compares the text that the kernel has made of
-/// itself: alternatives, paravirtual calls, static keys and calls, return thunks.
+/// Boots once without and once with many probes, and compares the text after the kernel has patched
+/// it: alternatives, paravirtual calls, static keys and calls, return thunks.
 fn patched(cx: &Context) -> TestResult {
     cx.block_on(async {
         let without = Guest::ready(cx, files::BZIMAGE_6_1, 2).await?;
@@ -169,7 +169,8 @@ fn self_test(cx: &Context, kernel: &'static str) -> TestResult {
         };
         let mut guest = Guest::boot(cx, &config).await?;
         guest.console.report("done").await?;
-        // Listed while the guest's kernel is there; the server keeps the counts in any case.
+        // Lists the probes while the guest's kernel exists; the server keeps the counts in any
+        // case.
         let name = guest
             .probes
             .first()

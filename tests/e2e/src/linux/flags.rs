@@ -42,7 +42,8 @@ fn kinds(cx: &Context, kernel: &'static str) -> TestResult {
         let mut remark = Vec::new();
         let mut missing = Vec::new();
         for (kind, places) in &mut places {
-            // Spread over the whole kernel. Where none of those is executed, the ones next to them.
+            // Every `step`th place, so that they are spread over the whole kernel. If none of those
+            // is executed, the places next to them are tried.
             let step = places.len().div_ceil(EACH);
             let (mut probes, mut hit) = (0, 0);
             for first in 0..step {
@@ -51,7 +52,7 @@ fn kinds(cx: &Context, kernel: &'static str) -> TestResult {
                 let texts: Vec<String> =
                     some.iter().map(|place| format!("p {place} post")).collect();
                 let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-                // First as cheaply as can be, then with the registers after each.
+                // First the cheapest form, then with the registers after each instruction.
                 let plain: Vec<&str> = some.iter().map(String::as_str).collect();
                 hit += hits(&mut guest, &plain, kind).await?;
                 hit += hits(&mut guest, &texts, kind).await?;
@@ -77,20 +78,20 @@ fn kinds(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// Probes these places during a round of work; how often they were hit. The events after them have
-/// the flags that the instruction leaves.
+/// Probes these places during a round of work. Returns how often they were hit. The registers in
+/// the post events have the flags that the instruction leaves.
 async fn hits(guest: &mut Guest, texts: &[&str], kind: &str) -> Result<u64, Failure> {
     if texts.is_empty() {
         return Ok(0);
     }
-    // Before the probes, so that no hit is missing in it.
+    // Opened before the probes, so that no hit is missing in it.
     let mut stream = guest.client.events(VM, Vec::new()).await?;
     let probes = guest.probes(texts).await?;
     let ids: Vec<u64> = probes.iter().map(|probe| probe.id).collect();
     guest.work("sweep count=1").await?;
     let removed = guest.client.unregister_probes(VM, ids, Vec::new()).await?;
     let hits: u64 = removed.iter().map(|probe: &Probe| probe.hits).sum();
-    // As many as are there by now; the rest is as these.
+    // Reads the events that are there by now; the others are like these.
     let mut seen = 0;
     while seen < hits.min(100) {
         let Some(Message::Batch { lost, events }) = stream.next().await? else {
@@ -123,7 +124,7 @@ async fn by_kind(guest: &Guest) -> Result<BTreeMap<&'static str, Vec<String>>, F
     let mut functions: Vec<(u64, bool)> = symbols
         .iter()
         .filter(is_function)
-        // Every function of a kernel with mitigations returns by way of these.
+        // In a kernel with mitigations, every function returns through these.
         .map(|symbol| {
             let returns = symbol.name.contains("return_thunk") || symbol.name.ends_with("_ret");
             (symbol.address, !returns)
@@ -148,7 +149,7 @@ async fn by_kind(guest: &Guest) -> Result<BTreeMap<&'static str, Vec<String>>, F
     Ok(found)
 }
 
-/// The kind of an instruction that is worth trying.
+/// Returns the kind of an instruction that is worth trying.
 fn kind(instruction: &Instruction) -> Option<&'static str> {
     match instruction.mnemonic() {
         Mnemonic::Pushfq => Some("pushf"),

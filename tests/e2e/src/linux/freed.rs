@@ -1,4 +1,4 @@
-//! Init memory that the guest has freed and uses for something else.
+//! Init memory that the guest has freed and uses for other things.
 
 use vmprobe_client::v1::{Probe, ProbeState};
 
@@ -28,17 +28,17 @@ const NAMES: [&str; 3] = ["init_*", "*_init", "*_setup"];
 /// Probes there, at most.
 const PROBES: usize = 300;
 const PAGE: usize = 4096;
-/// MiB that the guest leaves free, at first and where that isn't enough. Its kernel gives no less than 4 to a process
-/// (`min_free_kbytes` in Documentation/admin-guide/sysctl/vm.rst).
+/// MiB that the guest leaves free, at first and in the retries if that isn't enough. Its kernel leaves a process no
+/// less than 4 (`min_free_kbytes` in Documentation/admin-guide/sysctl/vm.rst).
 const LEFT: [u32; 3] = [24, 8, 5];
 /// Where the kernel's image is mapped (`__START_KERNEL_map` in `page_64_types.h`).
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 
-/// Freed memory by the addresses of the kernel's mapping of all memory: the image's own may be gone.
+/// Freed memory, addressed by the kernel's direct mapping: the image's own mapping may be gone.
 struct Memory {
     text: u64,
     mapped: u64,
-    /// As the guest has filled it.
+    /// The bytes with which the guest has filled it.
     bytes: Vec<u8>,
     mark: u64,
 }
@@ -63,14 +63,14 @@ impl Memory {
         })
     }
 
-    /// Whether the guest has filled the page that an address of init text was in.
+    /// Returns true if the guest has filled the page in which an address of init text was.
     fn is_filled(&self, address: u64) -> bool {
         let page = (address - self.text) as usize / PAGE * PAGE;
         let first = self.bytes.get(page..).and_then(|page| page.first_chunk());
         first.is_some_and(|first| u64::from_le_bytes(*first) == self.mark)
     }
 
-    /// Fails if a byte that the guest has filled is another now.
+    /// Fails if a byte that the guest has filled has changed.
     async fn unchanged(&self, guest: &Guest, after: &str) -> Result<(), Failure> {
         let now = guest.memory(self.mapped, self.bytes.len()).await?;
         for (offset, (old, new)) in self.bytes.iter().zip(&now).enumerate() {
@@ -106,7 +106,7 @@ fn freed(cx: &Context, kernel: &'static str) -> TestResult {
         places.dedup();
         let step = places.len().div_ceil(PROBES).max(1);
         let places = places.iter().step_by(step);
-        // Behind what a function begins with, wherever that ends.
+        // Behind an `endbr64` alone, and behind an `endbr64` and an ftrace site.
         let places = places.flat_map(|at| [format!("{:#x}", at + 4), format!("{:#x}", at + 9)]);
         let mut places = accepted(&guest, &places.collect::<Vec<_>>()).await?;
         places.extend(["start_kernel".to_owned(), "r:returns kernel_init_freeable".to_owned()]);
@@ -123,7 +123,7 @@ fn freed(cx: &Context, kernel: &'static str) -> TestResult {
 
         let (memory, reused) = fill(&mut guest, &gone).await?;
         let changes = changes(&guest, &memory, &gone.iter().map(|it| it.id).collect::<Vec<_>>()).await?;
-        // The guest looks at all that it has filled.
+        // The guest checks all memory that it has filled.
         guest.say("").await?;
         let done = guest.console.report("done").await?;
         check_eq!(done["wrong"], 0, "words that the guest finds changed: {done}");
@@ -135,8 +135,8 @@ fn freed(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// Has the guest fill its free memory, until that is where most of these probes have been; how many. Which pages
-/// are left free is the guest's choice, so fewer and fewer are left.
+/// Has the guest fill its free memory until most places of these probes are filled. Returns how many. The guest's
+/// kernel chooses which pages stay free, so each retry leaves fewer.
 async fn fill(guest: &mut Guest, gone: &[Probe]) -> Result<(Memory, usize), Failure> {
     let mut reused = 0;
     for left in LEFT {
@@ -164,7 +164,7 @@ async fn fill(guest: &mut Guest, gone: &[Probe]) -> Result<(Memory, usize), Fail
     ))
 }
 
-/// Makes every kind of change, and looks at the memory after each; how many.
+/// Makes every kind of change, and checks the memory after each. Returns how many changes.
 async fn changes(guest: &Guest, memory: &Memory, gone: &[u64]) -> Result<usize, Failure> {
     let client = &guest.client;
     let (first, others) = gone.split_at(gone.len() / 2);
@@ -174,7 +174,7 @@ async fn changes(guest: &Guest, memory: &Memory, gone: &[u64]) -> Result<usize, 
         memory.unchanged(guest, what).await
     };
     look("nothing").await?;
-    // Some of these are refused for what is gone: nothing is written then, either.
+    // Some of these are refused because the probe is gone. Nothing may be written then, either.
     let _refused = client.disable_probes(VM, gone.to_vec(), Vec::new()).await;
     look("disabling those that are gone").await?;
     let _refused = client.enable_probes(VM, gone.to_vec(), Vec::new()).await;

@@ -1,4 +1,4 @@
-//! The functions of a guest's kernel, and what has to become of a probe on each.
+//! The functions of a guest's kernel, and the expected outcome of a probe on each.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -13,8 +13,8 @@ use super::offer::Offered;
 use super::text::Text;
 use crate::test::{Failure, check, check_eq, wrong};
 
-/// `endbr64`, and what the kernel puts in its place where nothing branches to (`gen_endbr_poison` in
-/// `arch/x86/include/asm/ibt.h`).
+/// `endbr64`, and what the kernel writes in its place if the function is no target of indirect branches
+/// (`gen_endbr_poison` in `arch/x86/include/asm/ibt.h`).
 const ENDBR: [[u8; 4]; 2] = [[0xf3, 0x0f, 0x1e, 0xfa], [0x66, 0x0f, 0x1f, 0x00]];
 
 /// Bytes of an instruction at most.
@@ -35,8 +35,7 @@ pub struct Function {
     pub name: String,
 }
 
-/// All functions in the kernel's text, by address, after a look whether they are those that the kernel
-/// itself lists.
+/// Returns all functions in the kernel's text, by address. Checks that they are those that the kernel itself lists.
 ///
 /// # Errors
 /// If they aren't.
@@ -64,7 +63,7 @@ pub async fn find(guest: &Guest, text: &Text) -> Result<Vec<Function>, Failure> 
     let mut functions = BTreeMap::new();
     for symbol in &symbols {
         *names.entry(&*symbol.name).or_default() += 1;
-        // What precedes a function for its own sake is no function.
+        // The prefix that the compiler puts before a function is no function itself.
         let part = ["__pfx_", "__cfi_"]
             .iter()
             .any(|it| symbol.name.starts_with(it));
@@ -91,7 +90,7 @@ pub async fn find(guest: &Guest, text: &Text) -> Result<Vec<Function>, Failure> 
     Ok(functions.into_iter().map(function).collect())
 }
 
-/// Where a function's code begins that nobody but the function needs as it is.
+/// The address behind `endbr64` and the ftrace site, where the code begins that only the function itself uses.
 fn entry(text: &Text, start: u64) -> u64 {
     let begins = ENDBR.iter().any(|endbr| text.at(start, 4) == endbr);
     let behind = if begins { start + 4 } else { start };
@@ -109,21 +108,21 @@ fn digest(addresses: impl Iterator<Item = u64>) -> u64 {
 }
 
 impl Function {
-    /// Whether this is what all functions of a kernel with mitigations return through: `srso_safe_ret`,
-    /// `srso_return_thunk` and their like (Linux `arch/x86/lib/retpoline.S`). With a breakpoint there the
-    /// guest makes no headway in the lab: its tick takes longer than the time until the next one.
+    /// Returns true if all functions of a kernel with mitigations return through this one: `srso_safe_ret`,
+    /// `srso_return_thunk` and their like (Linux `arch/x86/lib/retpoline.S`). With a breakpoint there the guest makes
+    /// no headway in the lab: its tick takes longer than the time until the next one.
     pub fn is_return_thunk(&self) -> bool {
         self.name.contains("return_thunk") || self.name.ends_with("_ret")
     }
 
-    /// What the list says of its entry's instruction.
+    /// The entries of the blacklist that cover its entry's instruction.
     pub fn listed<'a>(&self, text: &'a Text) -> impl Iterator<Item = &'a BlacklistEntry> {
         let first = decode(self.entry, text.at(self.entry, LONGEST));
         let length = first.first().map_or(1, iced_x86::Instruction::len);
         text.listed(self.entry..self.entry + length as u64)
     }
 
-    /// Why its entry can't be probed although the list has nothing there, as its code shows.
+    /// Returns why its entry can't be probed although the blacklist doesn't have it, as its code shows.
     fn unfit(&self, text: &Text) -> Option<&'static str> {
         if self.entry >= self.end {
             return Some("nothing behind the entry");
@@ -136,22 +135,22 @@ impl Function {
     }
 }
 
-/// What became of a probe on each function.
+/// The outcome of a probe on each function.
 #[derive(Debug)]
 pub struct Account<'a> {
     text: &'a Text,
     /// All functions, by their places.
     places: HashMap<&'a str, &'a Function>,
-    /// Functions that took one.
+    /// Functions that took a probe.
     pub probed: usize,
-    /// Those whose entry is in the list, by kind.
+    /// Functions whose entry is in the blacklist, by kind.
     pub listed: Kinds,
-    /// Those that were refused for another reason, by that.
+    /// Functions that were refused for another reason, by reason.
     pub refused: Kinds,
 }
 
 impl<'a> Account<'a> {
-    /// Of nothing yet.
+    /// An account without any outcome yet.
     pub fn new(functions: &'a [Function], text: &'a Text) -> Self {
         let places = functions.iter().map(|it| (&*it.place, it));
         Self {
@@ -163,15 +162,15 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// Puts a function that the list has down to what it says.
+    /// Counts a function of the blacklist under the kinds that the list gives for it.
     pub fn list(&mut self, function: &Function) {
         let kind = function.listed(self.text).next();
         self.listed
             .add(kind.map_or("", |entry| words::blacklist_kind(entry.kind())));
     }
 
-    /// Takes over what became of functions that were offered by their places. Fails if a probe is anywhere
-    /// but at its function's entry, or one is refused for a reason that neither the list nor the code has.
+    /// Takes over the outcomes of functions that were offered by their places. Fails if a probe isn't at its function's
+    /// entry, or if one is refused for a reason that neither the blacklist nor the code has.
     ///
     /// # Errors
     /// As said.
@@ -200,7 +199,7 @@ impl<'a> Account<'a> {
         Ok(())
     }
 
-    /// Fails unless it has each of so many functions once.
+    /// Fails unless each of `functions` functions was accounted for once.
     ///
     /// # Errors
     /// As said.
@@ -233,12 +232,12 @@ impl fmt::Display for Account<'_> {
     }
 }
 
-/// How many came to the same, by what that was.
+/// Numbers of functions by kind.
 #[derive(Debug, Default)]
 pub struct Kinds(BTreeMap<String, usize>);
 
 impl Kinds {
-    /// One more.
+    /// Adds one of this kind.
     pub fn add(&mut self, kind: &str) {
         *self.0.entry(kind.to_owned()).or_default() += 1;
     }

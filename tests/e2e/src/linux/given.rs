@@ -1,4 +1,4 @@
-//! Kernels whose symbols are given, and kernels without types.
+//! Kernels with a separate list of symbols, and kernels without types.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -78,7 +78,7 @@ fn without_symbols(cx: &Context) -> TestResult {
     })
 }
 
-/// What needs types says so.
+/// Checks that calls which need types say so.
 async fn without_types(guest: &Guest) -> Result<(), Failure> {
     const BTF: &str = "BTF";
     for text in [
@@ -104,7 +104,7 @@ struct List {
 }
 
 impl List {
-    /// Makes the VM of a request, asks for them, and deletes the VM.
+    /// Makes the VM of a request, asks for its symbols, and deletes the VM.
     async fn of(client: &Client, request: &CreateVmRequest) -> Result<Self, Failure> {
         let request = CreateVmRequest {
             hold: true,
@@ -142,7 +142,7 @@ impl List {
         Ok(path.to_string_lossy().into_owned())
     }
 
-    /// A copy of the kernel that says of itself that it has no symbols.
+    /// Writes a copy of the kernel whose headers say that it has no symbols.
     fn without_symbols(&self, kernel: &Path) -> Result<PathBuf, Failure> {
         let mut file = std::fs::read(kernel).map_err(Failure::io("read the kernel"))?;
         let count = offset(&file, self.address("kallsyms_num_syms")?);
@@ -160,7 +160,7 @@ impl List {
     }
 }
 
-/// Where an ELF file has the bytes of a virtual address.
+/// Returns the offset in an ELF file of the byte at a virtual address.
 fn offset(file: &[u8], address: u64) -> Option<usize> {
     const PROGRAM_HEADER: usize = 56;
     let word = |at: usize| Some(u64::from_le_bytes(*file.get(at..)?.first_chunk()?));

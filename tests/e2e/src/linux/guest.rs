@@ -43,7 +43,7 @@ pub mod files {
 pub struct Config {
     /// One of [`files`].
     pub kernel: &'static str,
-    /// Whether the test is about this very file; else the ELF file inside it may stand for it.
+    /// Whether the test is about this very file. Otherwise the ELF file inside it may be booted in its place.
     pub as_packaged: bool,
     /// How it is started.
     pub boot: BootMethod,
@@ -63,7 +63,7 @@ pub struct Config {
     pub devices: Option<Devices>,
 }
 
-/// Arguments of a kernel that writes little on its console and leaves out the self-tests of its cryptography, which
+/// Arguments for a kernel that writes little on its console and leaves out the self-tests of its cryptography, which
 /// are over half of a boot of 6.1 in `lab-intel`.
 pub const QUIET: &str = "quiet cryptomgr.notests initcall_blacklist=jent_mod_init";
 
@@ -84,7 +84,7 @@ impl Config {
         }
     }
 
-    /// The request that makes it.
+    /// Returns the request that makes it.
     pub fn request(&self, cx: &Context) -> CreateVmRequest {
         let kernel = if self.as_packaged || self.boot != BootMethod::Elf {
             cx.file(self.kernel)
@@ -117,9 +117,9 @@ pub struct Guest {
     /// The probes planted before its first instruction.
     pub probes: Vec<Probe>,
     server: Server,
-    /// What it is, and where it is kept for other tests, if they may have it.
+    /// Its kind and where it is kept for other tests, if other tests may have it.
     keeps: Option<(Kind, KeptGuests)>,
-    /// A workload has changed it for good.
+    /// True if a workload has changed it for good.
     is_changed: AtomicBool,
 }
 
@@ -142,7 +142,7 @@ impl Guest {
         Self::hold_on(cx, config, |_| {}).await
     }
 
-    /// As [`hold`](Self::hold), with something changed about the request before.
+    /// As [`hold`](Self::hold); `change` can change the request before.
     ///
     /// # Errors
     /// As said.
@@ -159,7 +159,7 @@ impl Guest {
         Self::hold_at(server, request).await
     }
 
-    /// As [`hold`](Self::hold), with something changed about the server's command before.
+    /// As [`hold`](Self::hold); `change` can change the server's command before.
     ///
     /// # Errors
     /// As said.
@@ -186,7 +186,7 @@ impl Guest {
         Ok(Self { probes, ..guest })
     }
 
-    /// One that has been made on a server, by this client.
+    /// A guest that has been made on a server, by this client.
     ///
     /// # Errors
     /// If it has no console.
@@ -202,7 +202,8 @@ impl Guest {
         })
     }
 
-    /// A guest that does what lines of input ask for and is ready for one. It may have been another test's.
+    /// Returns a guest that does what lines of input ask for and that waits for one. Another test may have used it
+    /// before.
     ///
     /// # Errors
     /// If it doesn't get so far.
@@ -219,7 +220,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// As [`Self::ready`], right behind its boot, for what another test's probes would mislead. It isn't given back.
+    /// As [`Self::ready`], but newly booted, for tests that another test's probes would mislead. It isn't given back.
     ///
     /// # Errors
     /// As said.
@@ -234,7 +235,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// As [`Self::ready`], and no probe becomes a jump.
+    /// As [`Self::ready`], but no probe becomes a jump.
     ///
     /// # Errors
     /// As said.
@@ -272,7 +273,7 @@ impl Guest {
         self.console.send(format!("{line}\n").as_bytes()).await
     }
 
-    /// Has a guest that is [`ready`](Self::ready) do a workload; its report.
+    /// Has a guest that is [`ready`](Self::ready) do a workload, and returns its report.
     ///
     /// # Errors
     /// If the guest can't do it, or ends.
@@ -281,8 +282,8 @@ impl Guest {
         self.console.report("done").await
     }
 
-    /// Ends a guest that is [`ready`](Self::ready), if its kernel has nothing to complain about, or gives it back for
-    /// another test.
+    /// Checks that the guest's kernel has nothing to complain about. Then ends a guest that is [`ready`](Self::ready),
+    /// or gives it back for another test.
     ///
     /// # Errors
     /// If it has, or the guest doesn't switch itself off.
@@ -301,7 +302,7 @@ impl Guest {
         }
     }
 
-    /// Ends a guest that is [`ready`](Self::ready), if its kernel has nothing to complain about.
+    /// As [`Self::finish`], but always ends the guest.
     ///
     /// # Errors
     /// If it has, or the guest doesn't switch itself off.
@@ -310,8 +311,8 @@ impl Guest {
         self.power_off().await
     }
 
-    /// The same without waiting for it, so that what the server has to tell can be read to its end
-    /// before the server ends with [`power_off`](Self::power_off).
+    /// As [`Self::end`], but doesn't wait for the end. What the server reports can be read to its end before the server
+    /// ends with [`power_off`](Self::power_off).
     ///
     /// # Errors
     /// If the guest's kernel has something to complain about.
@@ -320,7 +321,7 @@ impl Guest {
         self.say("quit").await
     }
 
-    /// Takes all probes away, and makes switches what they are at first.
+    /// Removes all probes, and sets switches to their first values.
     async fn clear(&self) -> Result<(), Failure> {
         let probes = self.client.list_probes(VM).await?;
         let ids = probes.iter().map(|probe| probe.id).collect();
@@ -332,7 +333,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Fails if the log of the guest's kernel tells of trouble.
+    /// Fails if the log of the guest's kernel shows trouble.
     ///
     /// # Errors
     /// As said.
@@ -349,7 +350,7 @@ impl Guest {
         Ok(self.client.register_probes(VM, specs(texts)?).await?)
     }
 
-    /// The error with which the server refuses a probe.
+    /// Returns the error with which the server refuses a probe.
     ///
     /// # Errors
     /// If it accepts it.
@@ -361,7 +362,7 @@ impl Guest {
         }
     }
 
-    /// Removes probes; as they were then.
+    /// Removes probes, and returns them as they were then.
     ///
     /// # Errors
     /// If one isn't there.
@@ -370,7 +371,7 @@ impl Guest {
         Ok(self.client.unregister_probes(VM, Vec::new(), names).await?)
     }
 
-    /// The address of a symbol that there is once.
+    /// Returns the address of a symbol that exists once.
     ///
     /// # Errors
     /// If there is none, or several.
@@ -382,12 +383,12 @@ impl Guest {
         }
     }
 
-    /// Guest memory as it is, with what probes have put there; all of it or a failure.
+    /// Reads guest memory as it is, with what probes have written there; all of it or a failure.
     ///
     /// # Errors
     /// If not all is mapped.
     pub async fn memory(&self, address: u64, length: usize) -> Result<Vec<u8>, Failure> {
-        /// Most that one call gives.
+        /// The most that one call returns.
         const MOST: usize = 1 << 20;
         let mut bytes = Vec::new();
         while bytes.len() < length {
@@ -421,7 +422,7 @@ impl Guest {
             .ok_or_else(|| wrong!("the server answered with no probe"))
     }
 
-    /// The probe of this name as it is now.
+    /// Returns the probe of this name as it is now.
     ///
     /// # Errors
     /// If there is none.
@@ -431,7 +432,7 @@ impl Guest {
         found.ok_or_else(|| wrong!("probe {name:?} isn't listed"))
     }
 
-    /// Reads the console to its end, and says how the guest ended.
+    /// Reads the console to its end, and returns how the guest ended.
     ///
     /// # Errors
     /// If the connection breaks.
@@ -440,8 +441,7 @@ impl Guest {
         Ok(self.client.wait_vm(VM).await?)
     }
 
-    /// Waits for the guest to switch itself off; any other ending is a failure. Then ends the
-    /// server.
+    /// Waits until the guest has switched itself off; any other ending is a failure. Then ends the server.
     ///
     /// # Errors
     /// As said.
@@ -459,7 +459,7 @@ impl Guest {
     }
 }
 
-/// Fails if a report of the guest's has complaints of its kernel.
+/// Fails if a report of the guest's PID 1 contains complaints of its kernel.
 ///
 /// # Errors
 /// As said.

@@ -1,4 +1,4 @@
-//! A guest of files that a client from elsewhere hands over.
+//! A guest made of files that a remote client uploads.
 
 use std::fs;
 
@@ -70,7 +70,7 @@ fn handed_over(cx: &Context) -> TestResult {
         let done = guest.work("disk-fill at=vda count=37").await?;
         check_eq!(done["sectors"], DISK / 512, "sectors of the disk");
         check_eq!(done["wrong"], 0, "wrong sectors");
-        // The guest has changed its copy, and neither the image nor the file.
+        // The guest has changed its copy, but neither the image nor the file.
         let (name, _) = images
             .iter()
             .find(|(_, len)| *len == DISK as u64)

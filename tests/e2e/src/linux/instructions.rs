@@ -10,19 +10,19 @@ use super::text::Text;
 
 const INT3: u8 = 0xcc;
 
-/// An instruction, and what is known of it.
+/// An instruction, and the known facts about it.
 #[derive(Debug)]
 pub struct Spot {
     /// Its address.
     pub at: u64,
-    /// Words of the refusals that it may meet: one of them, or it has to take a probe.
+    /// Words of the refusals that it may meet: it must be refused with one of them, or take a probe if there are none.
     pub refusals: Vec<String>,
-    /// Whether it is of what all functions return through ([`Function::is_return_thunk`]).
+    /// Whether it is in a function through which all functions return ([`Function::is_return_thunk`]).
     pub is_return_thunk: bool,
 }
 
-/// Every so many of all instructions, from that number on; and how many there are in all. Each function is
-/// decoded from its start to the next symbol, without the int3s at its end.
+/// Returns each `step`th of all instructions, beginning with number `first`, and how many there are in all. Each
+/// function is decoded from its start to the next symbol, without the int3s at its end.
 pub fn every(functions: &[Function], text: &Text, step: usize, first: usize) -> (usize, Vec<Spot>) {
     let mut spots = Vec::new();
     let mut all = 0;
@@ -44,7 +44,7 @@ pub fn every(functions: &[Function], text: &Text, step: usize, first: usize) -> 
     (all, spots)
 }
 
-/// Words of what the server may say to a probe on an instruction.
+/// Returns words with which the server may refuse a probe on an instruction.
 fn refusals(instruction: &Instruction, function: &Function, text: &Text) -> Vec<String> {
     let listed = text.listed(instruction.ip()..instruction.next_ip());
     let mut words: Vec<String> = listed
@@ -65,7 +65,7 @@ fn refusals(instruction: &Instruction, function: &Function, text: &Text) -> Vec<
     words
 }
 
-/// Whether it raises an exception on purpose (Intel SDM vol. 2, INT3, UD).
+/// Returns true if it raises an exception on purpose (Intel SDM vol. 2, INT3, UD).
 fn is_trap(instruction: &Instruction) -> bool {
     matches!(
         instruction.mnemonic(),
@@ -73,7 +73,7 @@ fn is_trap(instruction: &Instruction) -> bool {
     )
 }
 
-/// Whether it goes to another privilege level, code segment, stack segment or virtual machine.
+/// Returns true if it changes the privilege level, the code segment, the stack segment or the virtual machine.
 fn changes_mode(instruction: &Instruction) -> bool {
     let is_far = instruction.is_call_far()
         || instruction.is_jmp_far()

@@ -41,7 +41,7 @@ const FUNCTION: &str = "__x64_sys_umask";
 /// Rounds, and calls on all vCPUs together in a round.
 const ROUNDS: u64 = 10;
 const CALLS: u64 = 4800;
-/// So often at least the guest's next call is another vCPU's, for each of them in each round.
+/// The least number of times, for each vCPU in each round, that the guest's next call is another vCPU's.
 const SWITCHES: u64 = 1;
 
 /// What each client's probes are, batch by batch, with `@` for the place of the probe that stays and `#`
@@ -54,7 +54,7 @@ const VISITORS: [&[&[&str]]; 3] = [
         &["p:a#2 @ post"],
         &["a#3=@ count", "r64:a#4 __x64_sys_umask"],
     ],
-    // What all vCPUs run all the time.
+    // Functions that all vCPUs run all the time.
     &[
         &["b#0=do_syscall_64", "b#1=ktime_get count"],
         &["b#2=update_process_times", "b#3=rcu_sched_clock_irq"],
@@ -72,7 +72,7 @@ const VISITORS: [&[&[&str]]; 3] = [
     ],
 ];
 
-/// Once with breakpoints only, once with jumps, in one boot.
+/// Checks the counts once with breakpoints only, once with jumps, in one boot.
 fn interleaved(cx: &Context, kernel: &'static str, vcpus: u32) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::ready(cx, kernel, vcpus).await?;
@@ -90,8 +90,8 @@ fn interleaved(cx: &Context, kernel: &'static str, vcpus: u32) -> TestResult {
 
 async fn churn(guest: &mut Guest, vcpus: u32, jumps: bool) -> Result<String, Failure> {
     let kind = if jumps { "jumps" } else { "breakpoints" };
-    // Jumps' records are read by the host while the guest runs: where it gets no CPU meanwhile, some find
-    // no room, and are missed.
+    // The host reads the records of jumps while the guest runs. If the host's thread gets no CPU meanwhile, some
+    // records find no room, and are missed.
     let how = if jumps { " count" } else { "" };
     let stays = guest.probe(&format!("stays={FUNCTION}{how}")).await?;
     guest.probe(&format!("r64:returns {FUNCTION}{how}")).await?;
@@ -99,17 +99,17 @@ async fn churn(guest: &mut Guest, vcpus: u32, jumps: bool) -> Result<String, Fai
     let place = format!("{:#x}", stays.address);
     let mut clients = Vec::new();
     for (number, batches) in VISITORS.iter().enumerate() {
-        // Each has a connection of its own.
+        // Each client has a connection of its own.
         let client = Client::connect(guest.endpoint()).await?;
         let mut batches = possible(&client, batches, &place, number).await?;
         if number == 0 {
-            // All that is executed whenever the function is called, at once.
+            // All instructions that are executed whenever the function is called, at once.
             batches.push(inside(guest).await?);
         }
         clients.push((client, batches));
     }
     let (mut changes, mut all, mut remark) = ([0; 3], 0, String::new());
-    // Where the host gets little of the CPU, the guest has made its calls before enough has come and gone.
+    // If the host gets little of the CPU, the guest has made its calls before enough probes have come and gone.
     while changes.iter().any(|changes| *changes < 2) || changes.iter().sum::<u64>() < ROUNDS {
         let report = one_part(guest, vcpus, &clients, &mut changes).await?;
         all += CALLS * ROUNDS;
@@ -128,8 +128,8 @@ async fn churn(guest: &mut Guest, vcpus: u32, jumps: bool) -> Result<String, Fai
 
 type Visitor = (Client, Vec<Vec<String>>);
 
-/// Has the guest make all calls of the rounds while the clients' probes come and go; its report. Adds how
-/// often each did.
+/// Has the guest make all calls of the rounds while the clients' probes come and go, and returns its report. Adds to
+/// `changes` how often they came and went.
 async fn one_part(
     guest: &mut Guest,
     vcpus: u32,
@@ -160,8 +160,8 @@ async fn one_part(
     report
 }
 
-/// Our counts, the guest's own and its tracer's are the same, and its calls did interleave. The report is of
-/// the last part, ours are of all.
+/// Checks that our counts, the guest's own and its tracer's are the same, and that its calls did interleave. The report
+/// is of the last part, our counts are of all parts.
 async fn counted(
     guest: &Guest,
     vcpus: u32,
@@ -211,7 +211,7 @@ async fn counted(
     Ok(())
 }
 
-/// The function's instructions up to the first branch, those that take a probe.
+/// The instructions of the function, up to the first branch, that take a probe.
 async fn inside(guest: &Guest) -> Result<Vec<String>, Failure> {
     let code = super::code::straight(guest, FUNCTION).await?;
     let places = code
@@ -221,7 +221,7 @@ async fn inside(guest: &Guest) -> Result<Vec<String>, Failure> {
     super::whole::accepted(guest, &places).await
 }
 
-/// Those of the batches that this kernel has and lets be probed.
+/// Those of the batches whose places this kernel has and lets be probed.
 async fn possible(
     client: &Client,
     batches: &[&[&str]],
@@ -249,8 +249,8 @@ async fn possible(
     Ok(all)
 }
 
-/// Lets each batch in turn come and go until the guest is done, from where it was left: now at once, now
-/// when all probes are settled. Adds how often.
+/// Lets each batch in turn come and go until the guest is done, beginning where the last call stopped. Sometimes a
+/// batch goes at once, sometimes when all probes are settled. Adds how often.
 async fn come_and_go(
     (client, batches): &Visitor,
     changes: &mut u64,

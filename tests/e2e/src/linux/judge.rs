@@ -1,46 +1,44 @@
-//! Whether what the product and the guest's kernel say of the bytes of a function is so.
+//! Judges whether the answers of the product and of the guest's kernel about the bytes of a function are right.
 
 use super::decision::{Answer, Decision};
 use super::decoder::{self, Code, INT3};
 use crate::test::{Failure, check, wrong};
 
-/// The call of the function tracer while nobody traces, and `endbr64` (`arch/x86/include/asm/nops.h`,
-/// Intel SDM vol. 2).
+/// The function tracer's site while nothing is traced, and `endbr64` (`arch/x86/include/asm/nops.h`, Intel SDM vol. 2).
 const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// What the kernel makes of an `endbr64` that nothing branches to (`gen_endbr_poison` in
 /// `arch/x86/include/asm/ibt.h`).
 const POISON: [u8; 4] = [0x66, 0x0f, 0x1f, 0x00];
-/// What a jump label is while it is no jump (`arch/x86/include/asm/nops.h`).
+/// A jump label that isn't a jump at the moment (`arch/x86/include/asm/nops.h`).
 const NOP2: [u8; 2] = [0x66, 0x90];
-/// What a static call is when its function returns 0 (`xor5rax` in `arch/x86/kernel/static_call.c`).
+/// A static call whose function returns 0 (`xor5rax` in `arch/x86/kernel/static_call.c`).
 const XOR5: [[u8; 5]; 2] = [
     [0x66, 0x66, 0x48, 0x31, 0xc0],
     [0x2e, 0x2e, 0x2e, 0x31, 0xc0],
 ];
-/// The lock prefix, and what the kernel makes of it with one CPU.
+/// The lock prefix, and what the kernel makes of it if there is one CPU.
 const LOCK: [u8; 2] = [0xf0, 0x3e];
 
-/// What the kernel's `kprobe_events` says of a function as a whole.
+/// The answer of the kernel's `kprobe_events` for a function as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
     /// It looks at each place.
     Open,
-    /// It takes none, as the function tracer has no site in it (`within_notrace_func` in
-    /// `kernel/trace/trace_kprobe.c`). A kprobe of a kernel module's could be there.
+    /// It takes no probe in it, as the function tracer has no site there (`within_notrace_func` in
+    /// `kernel/trace/trace_kprobe.c`). A kernel module could have a kprobe there.
     Untraced,
-    /// It takes none, as it is on its list of what can't be probed.
+    /// It takes no probe in it, as the function is on its own blacklist.
     Listed,
 }
 
-/// What the kernel makes of a kprobe at an instruction that always raises an exception.
+/// How the kernel treats a kprobe at an instruction that always raises an exception.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Traps {
-    /// Before 6.9: it executes no copy of an int3 (`__copy_instruction` in
-    /// `arch/x86/kernel/kprobes/core.c`). A `ud2` that isn't one of its BUGs is like any other to it.
+    /// Before 6.9: it executes no copy of an int3 (`__copy_instruction` in `arch/x86/kernel/kprobes/core.c`). It treats
+    /// a `ud2` that isn't one of its BUGs as any other instruction.
     Copied,
-    /// Since 6.9: to it they are no place for a probe, as if no instruction began there
-    /// (`is_exception_insn` in the same file).
+    /// Since 6.9: it takes no probe at them, as if no instruction began there (`is_exception_insn` in the same file).
     NoPlace,
 }
 
@@ -51,12 +49,12 @@ pub struct Function {
     pub start: u64,
     /// Up to the next symbol.
     pub size: usize,
-    /// Its text, and some more.
+    /// Its text, and some bytes behind it.
     pub bytes: Vec<u8>,
     /// Its instructions, by a decoder that isn't the product's.
     pub code: Vec<Code>,
     pub standing: Standing,
-    /// Whether no other symbol is there.
+    /// True if no other symbol has its address.
     pub is_alone: bool,
 }
 
@@ -69,22 +67,22 @@ fn endbr(bytes: &[u8]) -> usize {
     if has { ENDBR.len() } else { 0 }
 }
 
-/// Whether the function tracer has a site where a function with these bytes begins.
+/// Returns true if the function tracer has a site where a function with these bytes begins.
 pub fn is_traced(bytes: &[u8]) -> bool {
     bytes[endbr(bytes)..].starts_with(&NOP5)
 }
 
 impl Function {
-    /// What is asked for to probe it at an offset.
+    /// Returns the text that asks for a probe at an offset of it.
     pub fn place(&self, offset: usize) -> String {
         match offset {
-            // By name that would be the first instruction behind the ftrace site.
+            // By name, the place would be the first instruction behind the ftrace site.
             0 => format!("{:#x}", self.start),
             _ => format!("{}+{offset:#x}", self.name),
         }
     }
 
-    /// Whether a probe is likely to be taken there.
+    /// Returns true if a probe is likely to be taken there.
     pub fn is_likely(&self, offset: usize) -> bool {
         let entry = endbr(&self.bytes)
             + if is_traced(&self.bytes) {
@@ -128,7 +126,7 @@ impl Function {
         Ok(())
     }
 
-    /// Whether what the product says is so, by the bytes, the other decoder, and the kernel's own list.
+    /// Returns true if the product's answer is right, by the bytes, the other decoder, and the kernel's own list.
     fn is_so(&self, offset: usize, code: &Code, ours: &Decision) -> bool {
         let is_boundary = code.start == offset;
         let bytes = &self.bytes[code.start..];
@@ -157,7 +155,7 @@ impl Function {
                 "static-call" => is_static_call(bytes) || self.is_in_returning_call(code.start),
                 "bug" => bytes.starts_with(&[0x0f, 0x0b]),
                 "smp-lock" => is_boundary && LOCK.contains(&bytes[0]),
-                // The first one of all has another name as well.
+                // The first of all trampolines has another name as well.
                 "static-call-trampoline" => is_static_call_trampoline(&self.bytes),
                 "ftrace-trampoline" => self.name.starts_with("ftrace_"),
                 "copied" => {
@@ -169,8 +167,8 @@ impl Function {
         }
     }
 
-    /// Whether an int3 belongs to the static call before it: one that does nothing at a function's end returns, and
-    /// fills its five bytes up.
+    /// Returns true if an int3 belongs to the static call before it: a static call at a function's end that does
+    /// nothing is a return, and int3s fill its five bytes.
     fn is_in_returning_call(&self, at: usize) -> bool {
         let begins = |back: &usize| {
             let start = at.checked_sub(*back);
@@ -179,7 +177,7 @@ impl Function {
         (1..RETURNING_CALL.len()).any(|back| begins(&back))
     }
 
-    /// What the kernel has to answer where the product rightly says this.
+    /// Returns the answers that the kernel may give if the product's answer is right.
     fn expected(
         &self,
         offset: usize,
@@ -193,12 +191,12 @@ impl Function {
         }
         let is_boundary = code.start == offset;
         match ours {
-            // `prepare_emulation` in `arch/x86/kernel/kprobes/core.c` can do without those.
+            // `prepare_emulation` in `arch/x86/kernel/kprobes/core.c` doesn't emulate those.
             Decision::Taken(_) if code.is_memory_branch() => &[Unsupported],
             Decision::Taken(_) => &[Taken],
             Decision::Inside(_) => &[NoBoundary],
-            // On the site the kernel uses the tracer itself, and takes a probe of an `endbr64` for one
-            // of the site (`arch_adjust_kprobe_addr` in `arch/x86/kernel/kprobes/core.c`).
+            // The kernel puts the kprobe on the site by the tracer itself, and takes a probe of an `endbr64` for one of
+            // the site (`arch_adjust_kprobe_addr` in `arch/x86/kernel/kprobes/core.c`).
             Decision::Entry(_) if is_boundary => &[Taken],
             Decision::Entry(_) => &[NoBoundary],
             Decision::Trap if traps == Traps::NoPlace => &[NoBoundary],
@@ -206,11 +204,11 @@ impl Function {
             Decision::Trap => &[Taken],
             Decision::Unsupported => &[Taken, Refused, Unsupported],
             Decision::Listed(kind) => match &**kind {
-                // `jump_label_text_reserved` and `static_call_text_reserved` know all their bytes.
+                // `jump_label_text_reserved` and `static_call_text_reserved` cover all their bytes.
                 "jump-label" => &[Refused],
                 "static-call" if offset - code.start < NOP5.len() => &[Refused],
                 "bug" if is_boundary => &[Refused],
-                // It knows of no lock prefix that it won't patch any more.
+                // The kernel's list lacks lock prefixes that it won't patch any more.
                 "smp-lock" | "ftrace" if is_boundary => &[Taken],
                 _ => &[NoBoundary],
             },
@@ -218,17 +216,17 @@ impl Function {
     }
 }
 
-/// Whether a function is a static call's trampoline: a `jmp` or a `ret` of 5 bytes, and a mark behind it
+/// Returns true if a function is a static call's trampoline: a `jmp` or a `ret` of 5 bytes, and a mark behind it
 /// (`arch/x86/include/asm/static_call.h`, `__ARCH_DEFINE_STATIC_CALL_TRAMP`).
 fn is_static_call_trampoline(bytes: &[u8]) -> bool {
     let mark = bytes.get(5..8);
     mark == Some(&[0x0f, 0xb9, 0xcc]) && matches!(bytes[0], 0xe9 | 0xc3)
 }
 
-/// What a static call that does nothing at a function's end is (`retinsn` in `arch/x86/kernel/static_call.c`).
+/// A static call at a function's end that does nothing (`retinsn` in `arch/x86/kernel/static_call.c`).
 const RETURNING_CALL: [u8; 5] = [0xc3, INT3, INT3, INT3, INT3];
 
-/// Whether these bytes are what the kernel makes of a static call (`__static_call_transform` in
+/// Returns true if these bytes are what the kernel makes of a static call (`__static_call_transform` in
 /// `arch/x86/kernel/static_call.c`).
 fn is_static_call(bytes: &[u8]) -> bool {
     let call = matches!(bytes, [0xe8 | 0xe9, ..] | [0x0f, 0x80..=0x8f, ..]);

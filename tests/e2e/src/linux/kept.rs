@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::guest::Guest;
 
-/// The most guests that wait for a test. A lab machine has memory for them, and for those of a test beside them.
+/// The most guests that wait for a test. A lab machine has memory for them and for the guests of a test.
 const MOST: usize = 4;
 
-/// Workloads that leave a guest as they have found it.
+/// Workloads that leave a guest as it was before.
 const LEAVE_NOTHING: &[&str] = &[
     "none",
     "answers",
@@ -47,7 +47,7 @@ const LEAVE_NOTHING: &[&str] = &[
     "owned",
 ];
 
-/// What guests have in common that one test may take after another.
+/// The properties by which a test takes a guest that another test has used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
     /// The kernel's file.
@@ -56,7 +56,7 @@ pub struct Kind {
     pub vcpus: u32,
 }
 
-/// The guests that wait. A clone is of the same ones.
+/// The guests that wait. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct KeptGuests(Arc<Mutex<Vec<(Kind, Guest)>>>);
 
@@ -69,7 +69,7 @@ impl KeptGuests {
         })
     }
 
-    /// Keeps one, and returns the one that has waited for longest if they are too many.
+    /// Keeps a guest. If there are too many then, returns the one that has waited for longest.
     pub fn put(&self, kind: Kind, guest: Guest) -> Option<Guest> {
         self.with(|guests| {
             guests.push((kind, guest));
@@ -87,7 +87,7 @@ impl KeptGuests {
     }
 }
 
-/// Whether a guest is after a line of input, which may ask for a workload, as it was before.
+/// Returns true if a line of input, which may ask for a workload, leaves a guest as it was before.
 pub fn leaves_nothing(line: &str) -> bool {
     let Some(plan) = line.strip_prefix("workload=") else {
         return true;

@@ -41,11 +41,11 @@ pub const TESTS: &[Test] = &[
 const FUNCTION: &str = "__x64_sys_umask";
 const CALLS: u64 = 50;
 const JUMP_LEN: u64 = 5;
-/// Between two looks.
+/// Time between two looks.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A function as it is without kprobes: its bytes, and its instructions from the first short one on,
-/// by their offsets. The guest's kprobe is on one of the first two.
+/// A function as it is without kprobes: its bytes, and the offsets of its instructions from the first short one on. The
+/// guest's kprobe is on one of the first two.
 struct Place {
     start: u64,
     text: Vec<u8>,
@@ -61,7 +61,7 @@ impl Place {
         let code = straight(guest, FUNCTION).await?;
         let starts = code.iter().map(|it| it.ip() - start);
         let starts: Vec<u64> = starts.filter(|offset| *offset >= entry).collect();
-        // From the first instruction on that a jump doesn't fit into.
+        // From the first instruction on that is shorter than a jump.
         let short = starts.windows(2).position(|two| two[1] - two[0] < JUMP_LEN);
         let short =
             short.ok_or_else(|| wrong!("{FUNCTION} has no short instruction: {starts:?}"))?;
@@ -73,7 +73,7 @@ impl Place {
         })
     }
 
-    /// Fails if the text doesn't become what it was: a worker of the guest's puts back what its jump was over.
+    /// Fails if the text doesn't become what it was: a worker of the guest's kernel restores the bytes under its jump.
     async fn unchanged(&self, guest: &Guest, when: &str) -> Result<(), Failure> {
         let begun = Instant::now();
         loop {
@@ -91,7 +91,7 @@ impl Place {
     }
 }
 
-/// Waits until a probe that the guest's kprobe has kept from being a jump is one.
+/// Waits until a probe is a jump that couldn't be one before because of the guest's kprobe.
 async fn becomes_jump(guest: &Guest, name: &str) -> Result<Probe, Failure> {
     let begun = Instant::now();
     loop {
@@ -107,7 +107,7 @@ async fn becomes_jump(guest: &Guest, name: &str) -> Result<Probe, Failure> {
     }
 }
 
-/// Probes the function as soon as the guest's worker has taken its kprobe out of its table.
+/// Probes the function as soon as the guest's worker has removed its kprobe from the kernel's table.
 async fn probe(guest: &Guest, offset: u64) -> Result<(), Failure> {
     let begun = Instant::now();
     loop {
@@ -121,7 +121,7 @@ async fn probe(guest: &Guest, offset: u64) -> Result<(), Failure> {
     }
 }
 
-/// Begins the workload; the kprobe is registered, and not armed, when this returns.
+/// Begins the workload. When this returns, the kprobe is registered but not armed.
 async fn begin(guest: &mut Guest, workload: &str, offset: u64) -> Result<(), Failure> {
     let at = format!("{FUNCTION}+{offset:#x}");
     let request = format!("workload={workload} syscall=umask count={CALLS} at={at} hold=yes");
@@ -130,14 +130,14 @@ async fn begin(guest: &mut Guest, workload: &str, offset: u64) -> Result<(), Fai
     Ok(())
 }
 
-/// Lets the workload go on to this step.
+/// Lets the workload continue to this step.
 async fn on(guest: &mut Guest, step: &str) -> Result<(), Failure> {
     guest.say("").await?;
     guest.console.report(step).await?;
     Ok(())
 }
 
-/// Lets the workload go on to its end; the guest's kprobe must have counted its calls.
+/// Lets the workload continue to its end. The guest's kprobe must have counted its calls.
 async fn end(guest: &mut Guest) -> Result<(), Failure> {
     guest.say("").await?;
     let done = guest.console.report("done").await?;
@@ -160,7 +160,7 @@ fn not_armed(cx: &Context, kernel: &'static str) -> TestResult {
         let mut guest = Guest::ready(cx, kernel, 2).await?;
         let place = Place::find(&guest).await?;
         let (first, second) = (place.starts[0], place.starts[1]);
-        // On the instruction that ours would be on.
+        // The guest's kprobe is on the instruction that ours would be on.
         begin(&mut guest, "kprobe-switched", first).await?;
         let refused = guest
             .refusal(&format!("ours={FUNCTION}+{first:#x}"))
@@ -177,7 +177,7 @@ fn not_armed(cx: &Context, kernel: &'static str) -> TestResult {
         end(&mut guest).await?;
         place.unchanged(&guest, "after the guest's kprobe").await?;
 
-        // On the next one, which our jump would overwrite.
+        // The guest's kprobe is on the next instruction, which our jump would overwrite.
         begin(&mut guest, "kprobe-switched", second).await?;
         probe(&guest, first).await?;
         let told = no_jump(&guest, "ours").await?.optimization;
@@ -190,7 +190,7 @@ fn not_armed(cx: &Context, kernel: &'static str) -> TestResult {
         on(&mut guest, "called again").await?;
         hits(&guest, "ours", 2 * CALLS).await?;
         end(&mut guest).await?;
-        // It becomes a jump when the guest's is gone.
+        // Our probe becomes a jump when the guest's kprobe is gone.
         becomes_jump(&guest, "ours").await?;
         guest
             .work(&format!("threads syscall=umask count={CALLS}"))
@@ -203,7 +203,7 @@ fn not_armed(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// The guest's kprobe saves the first byte of our jump, which goes before it is armed.
+/// The guest's kprobe saves the first byte of our jump. Our jump goes before the kprobe is armed.
 fn on_our_jump(cx: &Context) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 2).await?;
@@ -247,7 +247,7 @@ fn guest_jump(cx: &Context) -> TestResult {
         let first = place.starts[0];
         begin(&mut guest, "kprobe-jump", first).await?;
         on(&mut guest, "armed").await?;
-        // Its kernel calls a kprobe optimized as soon as it is going to be; the text follows.
+        // The guest's kernel calls a kprobe optimized as soon as it is queued for that; the text changes later.
         let jumped = async {
             while guest.memory(place.start + first, 1).await? != [0xe9] {
                 tokio::time::sleep(LOOK).await;
@@ -256,7 +256,7 @@ fn guest_jump(cx: &Context) -> TestResult {
         };
         let in_time = tokio::time::timeout(SETTLE, jumped).await;
         in_time.map_err(|_| wrong!("the guest makes no jump at {FUNCTION}+{first:#x}"))??;
-        // Those under the jump are the guest's; those behind it are as ever.
+        // Places under the guest's jump are refused to our probes; those behind it can be probed as before.
         let mut ours = None;
         for offset in &place.starts {
             let text = format!("ours={FUNCTION}+{offset:#x}");

@@ -1,15 +1,14 @@
-//! The kernel's jump labels: what its own table and static keys say that its text has to be.
+//! The kernel's jump labels: what the kernel's own table and static keys require of its text.
 
 use std::collections::BTreeMap;
 
 use super::guest::Guest;
 use crate::test::{Failure, check, wrong};
 
-/// Bytes of an entry of the table: two distances of 32 bits and one of 64, each from where it is itself
-/// (`struct jump_entry` in `include/linux/jump_label.h`).
+/// Bytes of an entry of the table: two distances of 32 bits and one of 64, each relative to its own address (`struct
+/// jump_entry` in `include/linux/jump_label.h`).
 const ENTRY: usize = 16;
-/// Bits of the key's distance that aren't part of it: the jump is there while the key is off; and the label
-/// is in init text.
+/// Bits of the key's distance that are flags: the label is a jump while the key is off; and the label is in init text.
 const BRANCH: i64 = 1;
 const FLAGS: i64 = 3;
 
@@ -20,12 +19,12 @@ pub struct Label {
     target: u64,
     /// Its key, which begins with its count.
     key: u64,
-    /// Whether the jump is there while the key is off.
+    /// True if the label is a jump while the key is off.
     branch: bool,
 }
 
 impl Label {
-    /// All of them, by their addresses.
+    /// Returns all labels, by their addresses.
     ///
     /// # Errors
     /// If the table can't be read.
@@ -41,7 +40,7 @@ impl Label {
             .collect())
     }
 
-    /// What the entry at an address says, and where the label is.
+    /// Reads the entry at an address. Returns where the label is, and the label.
     fn read(at: u64, entry: &[u8; ENTRY]) -> (u64, Self) {
         let [a, b, c, d, e, f, g, h, key @ ..] = *entry;
         let near = |field: u64, distance: [u8; 4]| {
@@ -56,13 +55,13 @@ impl Label {
         (near(0, [a, b, c, d]), label)
     }
 
-    /// Fails unless the label at an address is what its key wants it to be now, as these bytes are.
+    /// Fails unless the bytes of the label at an address are what its key requires now.
     ///
     /// # Errors
     /// As said.
     pub async fn check(&self, guest: &Guest, at: u64, bytes: &[u8]) -> Result<(), Failure> {
         let count = guest.memory(self.key, 4).await?;
-        // Below 0 it is being switched on (`static_key_count`).
+        // A negative count means that the key is being switched on (`static_key_count`).
         let is_on = count.iter().any(|byte| *byte != 0);
         let wanted = self.instruction(at, is_on, bytes.len());
         let wanted = wanted.ok_or_else(|| wrong!("a jump label of {} bytes", bytes.len()))?;
@@ -73,7 +72,7 @@ impl Label {
         Ok(())
     }
 
-    /// The nop or jump of so many bytes (`arch/x86/kernel/jump_label.c`).
+    /// Returns the nop or jump of `length` bytes (`arch/x86/kernel/jump_label.c`).
     fn instruction(&self, at: u64, is_on: bool, length: usize) -> Option<Vec<u8>> {
         let distance = self.target.wrapping_sub(at + length as u64).cast_signed();
         let is_jump = is_on != self.branch;

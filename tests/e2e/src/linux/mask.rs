@@ -7,15 +7,15 @@ use super::jumps::jump;
 use super::steps::must;
 use crate::test::{Failure, check, wrong};
 
-/// The address of the mask, of a guest whose workload is `tools`.
+/// Returns the address of the mask. The guest's workload must be `tools`.
 ///
 /// # Errors
-/// If the guest doesn't tell where it is, or has something else there.
+/// If the guest doesn't report it, or has another value there.
 pub async fn address(guest: &mut Guest) -> Result<u64, Failure> {
     let mut stream = guest.client.events(VM, Vec::new()).await?;
     guest.probe("look=__x64_sys_umask").await?;
     jump(guest, "look").await?;
-    // By the main thread, which stays.
+    // By a call of the main thread, which lives on.
     let members = must(guest, "umask").await?;
     let task = loop {
         match stream.next().await? {

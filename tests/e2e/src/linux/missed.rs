@@ -1,5 +1,5 @@
-//! Every way to lose a hit is forced, one at a time; what was lost is counted, to the last. The guest itself
-//! says how often its function was called: its own function tracer, or the workload.
+//! Every way to lose a hit is forced, one at a time. Each lost hit must be counted. The guest itself reports how often
+//! its function was called, by its own function tracer or by the workload.
 //!
 //! | a hit is left out | where it is forced |
 //! | --- | --- |
@@ -14,7 +14,7 @@
 //! | a call is followed by a breakpoint already, and a jump of another function leads on to it | here |
 //! | the task ends inside the call | here; the guest ends: engine, `tests/ended.rs` |
 //! | no place for a call in the table | `tests/native`, `calls.rs` |
-//! | a function with `rets` is left by a way that nobody sees | engine, `tests/exits.rs` |
+//! | a function with `rets` is left by a way that the engine doesn't see | engine, `tests/exits.rs` |
 //! | a return address that can't be read or written | engine, `tests/returns.rs` |
 //!
 //! What loses none, though kprobes inside a kernel would: a vCPU that has trapped when it is stopped (its trap
@@ -49,7 +49,7 @@ enum Form {
 }
 
 impl Form {
-    /// The words of the probe's text behind its place.
+    /// The words that follow the place in the probe's text.
     fn words(self) -> &'static str {
         match self {
             Self::Breakpoint => "nojump",
@@ -58,7 +58,7 @@ impl Form {
         }
     }
 
-    /// Registers a return probe of this form with a limit, and waits until it is what it is to be.
+    /// Registers a return probe of this form with a limit, and waits until it is settled.
     async fn register(
         self,
         guest: &Guest,
@@ -77,12 +77,12 @@ impl Form {
     }
 }
 
-/// It sleeps while its pipe is empty.
+/// A function that sleeps while its pipe is empty.
 const SLEEPS: &str = "pipe_read";
-/// A process that is killed ends inside it.
+/// A function inside which a killed process ends.
 const DIES: &str = "get_signal";
 const READERS: u64 = 8;
-/// More than there are.
+/// A limit above the number of calls.
 const ENOUGH: u64 = 64;
 
 fn returns(cx: &Context, kernel: &'static str) -> TestResult {
@@ -131,7 +131,7 @@ async fn beyond_the_limit(guest: &mut Guest, form: Form) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Something happens to the probe between the calls' beginnings and their ends.
+/// Changes the probe between the beginnings and the ends of calls.
 async fn under_way(guest: &mut Guest, form: Form, change: &str) -> Result<(), Failure> {
     form.register(guest, "all", ENOUGH, SLEEPS).await?;
     block(guest).await?;
@@ -154,7 +154,7 @@ async fn under_way(guest: &mut Guest, form: Form, change: &str) -> Result<(), Fa
     Ok(())
 }
 
-/// Tasks end inside the function; how the probe was removed.
+/// Tasks end inside the function. Returns the probe as it was when it was removed.
 async fn killed(guest: &mut Guest, form: Form) -> Result<Probe, Failure> {
     form.register(guest, "dies", ENOUGH, DIES).await?;
     block(guest).await?;
@@ -175,7 +175,7 @@ async fn killed(guest: &mut Guest, form: Form) -> Result<Probe, Failure> {
 const OUTER: &str = "__x64_sys_prctl";
 const INNER: &str = "__do_sys_prctl";
 
-/// Of calls that a breakpoint follows a jump knows nothing.
+/// Checks that a jump doesn't follow a call that a breakpoint follows.
 async fn nested(guest: &mut Guest) -> Result<(), Failure> {
     for (outer, inner, followed) in [
         (Form::Breakpoint, Form::Jump, false),
@@ -201,12 +201,12 @@ async fn nested(guest: &mut Guest) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Hits, missed ones, and calls that never return.
+/// Hits, missed hits, and calls that never return.
 fn counts(probe: &Probe) -> (u64, u64, u64) {
     (probe.hits, probe.missed, probe.ended)
 }
 
-/// Has processes sleep inside the function, and the tracer see no earlier calls.
+/// Has processes sleep inside the function, and switches the guest's tracer on so that it sees no earlier calls.
 async fn block(guest: &mut Guest) -> Result<(), Failure> {
     guest.work("tracing at=tracing_on=1").await?;
     guest
@@ -215,20 +215,21 @@ async fn block(guest: &mut Guest) -> Result<(), Failure> {
     guest.console.report("blocked").await.map(drop)
 }
 
-/// Lets them return.
+/// Lets those processes return.
 async fn let_go(guest: &mut Guest) -> Result<(), Failure> {
     guest.say("go").await?;
     guest.console.report("done").await.map(drop)
 }
 
-/// How often the guest's own tracer has seen the function called.
+/// Returns how many calls of the function the guest's own tracer has seen.
 async fn traced(guest: &mut Guest, function: &str) -> Result<u64, Failure> {
     let report = guest.work(&format!("traced at={function}")).await?;
     let calls = report["calls"][function].as_u64();
     calls.ok_or_else(|| wrong!("no calls in {report}"))
 }
 
-/// The probe once all calls that the guest has seen are accounted for: a task takes a moment to be dead.
+/// Waits until all calls that the guest has seen are accounted for, and returns the probe. A killed task takes a moment
+/// to end.
 async fn accounted(guest: &mut Guest, name: &str, function: &str) -> Result<Probe, Failure> {
     let calls = traced(guest, function).await?;
     let end = Instant::now() + SETTLE;

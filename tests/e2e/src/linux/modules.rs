@@ -50,7 +50,7 @@ pub const TESTS: &[Test] = &[
 const OPENS: u64 = 5;
 const ROUNDS: u64 = 2;
 
-/// Checks state and hits of probes.
+/// Checks states and hits of probes.
 async fn are(guest: &Guest, expected: &[(&str, ProbeState, u64)]) -> Result<(), Failure> {
     for (name, state, hits) in expected {
         let probe = guest.listed(name).await?;
@@ -125,14 +125,15 @@ fn module(cx: &Context, kernel: &'static str) -> TestResult {
         guest.console.report("done").await?;
         are(&guest, &[("never", Pending, 0)]).await?;
         guest.remove(&["open", "closed", "init", "never"]).await?;
-        // Without probes it is loaded and unloaded as ever.
+        // Without probes the module is loaded and unloaded as before.
         guest.work("module count=1").await?;
         guest.finish().await?;
         pass()
     })
 }
 
-/// The probes of the module, as text; which are hit once each time its device is opened and closed.
+/// The texts of probes in the module. Each of their places is passed once when the module's device is opened and
+/// closed.
 const IN_MODULE: [&str; 4] = [
     "open=tun:tun_chr_open",
     "r:opened tun:tun_chr_open",
@@ -198,7 +199,7 @@ fn jumping(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// Checks that each file that was opened was closed, and that all of that succeeded. How many there were.
+/// Checks that each file that was opened was closed, and that each call succeeded. Returns how many there were.
 fn same_files(events: &[Event], probes: &[Probe]) -> Result<usize, Failure> {
     let of = |index: usize| {
         let id = probes[index].id;
@@ -233,7 +234,7 @@ fn churn(cx: &Context) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::ready(cx, files::BZIMAGE_6_12, 2).await?;
         let mut texts = IN_MODULE.map(|text| format!("{text} count"));
-        // Return probes tell of each call, and lose none of them.
+        // The return probe is lossless, so that it reports each call.
         texts[1] = format!("{} lossless", IN_MODULE[1]);
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         guest.probes(&texts).await?;
@@ -299,7 +300,7 @@ fn init_text(cx: &Context) -> TestResult {
             ],
             "state and hits of the probes of init text ({INIT:?})"
         );
-        // What was freed is used by now: it must not change with probes that were there.
+        // The freed memory is reused by now. It must not change although it had probes.
         guest.work("sweep count=1").await?;
         guest.client.disarm_probes(VM).await?;
         guest.client.arm_probes(VM).await?;

@@ -73,7 +73,7 @@ fn moved(cx: &Context, kernel: &'static str) -> TestResult {
                 probe.symbol
             );
         }
-        // As the kernel itself lists them.
+        // The kernel's own list of them is the reference.
         let code = Text::of(&guest).await?;
         let functions = functions::all(&mut guest, &code).await?;
         at_work(&mut guest).await?;
@@ -91,7 +91,7 @@ fn expected_state(probe: &Probe) -> ProbeState {
     }
 }
 
-/// Jumps, returns, stacks, arguments by types and symbols, and probes in a module, all at the kernel's place.
+/// Checks jumps, returns, stacks, arguments by types and symbols, and probes in a module, at the kernel's place.
 async fn at_work(guest: &mut Guest) -> Result<(), crate::test::Failure> {
     let banner = guest.symbol("linux_banner").await?;
     let found = guest.client.read_memory(VM, 0, banner, 14).await?;
@@ -132,9 +132,9 @@ async fn at_work(guest: &mut Guest) -> Result<(), crate::test::Failure> {
     Ok(())
 }
 
-/// Each is only made, which is when it unpacks itself.
+/// Each guest is only created, which is when its kernel unpacks itself.
 fn places(cx: &Context) -> TestResult {
-    /// Three are at the same one of some hundred places less than once in 50,000 times.
+    /// By chance, three have the same of some hundred places less than once in 50,000 times.
     const GUESTS: usize = 3;
     cx.block_on(async {
         let server = Server::start(cx)?;

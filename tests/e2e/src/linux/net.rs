@@ -34,25 +34,26 @@ pub const TESTS: &[Test] = &[
 ];
 
 pub(super) const CPUS: u32 = 2;
-/// The networks: of each the host's address and the guest's.
+/// The networks: the host's address and the guest's of each.
 const NETWORK: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 119, 1, 1), Ipv4Addr::new(10, 119, 1, 2)];
 const LIMITED: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 119, 2, 1), Ipv4Addr::new(10, 119, 2, 2)];
 const MAC: &str = "02:00:00:77:00:01";
 /// Connections in each direction.
 const CONNECTIONS: u32 = 60;
-/// One connection from the host in so many carries the most bytes.
+/// One of this many connections from the host carries the most bytes.
 const LONG_ONE_IN: u64 = 8;
-/// Bytes in a second of the network that is limited, and of the disk; and what goes through each.
+/// Bytes a second of the limited network and of the limited disk; and the bytes that go through each.
 const RATE: u64 = 1 << 20;
 const UPLOAD: u64 = 3 << 19;
 const DISK_LEN: u64 = 3 << 19;
-/// What a bucket holds of a second's, and the longest packet or request, which may be more than is in it.
+/// What a bucket holds, a tenth of a second's bytes, and the longest packet or request, by which more than its content
+/// may be taken.
 const BURST: u64 = RATE / 10 + (2 << 16);
 /// Bytes that the host reads before the network is gone.
 pub(super) const BEFORE_LOSS: u64 = 1 << 20;
 
-/// Functions that each connection, or each call on one, passes once; and some that packets pass, in the kernel and in
-/// the driver's module.
+/// Functions that each connection, or each call on one, passes once; and some that packets pass. They are in the kernel
+/// and in the driver's module.
 const PROBES: [&str; 9] = [
     "connect=tcp_v4_connect",
     "accept=inet_accept",
@@ -65,7 +66,7 @@ const PROBES: [&str; 9] = [
     "r:polled virtio_net:virtnet_poll",
 ];
 
-/// A listener at this address of the host's, at a port that is free.
+/// Listens at this address of the host's, at a free port.
 pub(super) fn listen(address: Ipv4Addr) -> Result<(TcpListener, SocketAddrV4), Failure> {
     let bound = TcpListener::bind((address, 0)).and_then(|listener| {
         let port = listener.local_addr()?.port();
@@ -84,7 +85,7 @@ fn read_all(listener: &TcpListener) -> io::Result<(u64, Duration)> {
     Ok((rest + 1, start.elapsed()))
 }
 
-/// A tap interface of this process's, or why it can't have one.
+/// Makes a tap interface of this process's own, or returns why it can't.
 pub(super) fn tap(name: &str, address: Ipv4Addr) -> Result<Result<Tap, Outcome>, Failure> {
     match Tap::new(&format!("{name}{}", std::process::id() % 100_000), address) {
         Ok(tap) => Ok(Ok(tap)),
@@ -110,7 +111,7 @@ fn on_tap(tap: &Tap, mac: &str, limit: Option<RateLimit>) -> Network {
     }
 }
 
-/// A number that the kernel counts of an interface of the host's.
+/// Reads one of the kernel's counters of a host's interface.
 fn counted(tap: &Tap, what: &str) -> Result<u64, Failure> {
     let path = format!("/sys/class/net/{}/statistics/{what}", tap.name());
     let text = fs::read_to_string(&path).map_err(Failure::io(format!("read {path}")))?;
@@ -219,7 +220,8 @@ async fn connections(guest: &mut Guest, tap: &Tap) -> Result<String, Failure> {
         "no packet was fetched"
     );
     guest.remove(&names).await?;
-    // Long segments pass whole in both directions: the kernels leave the cutting to a wire that there isn't.
+    // Long segments pass whole in both directions: the kernels leave segmentation to the network card, and there is no
+    // real one.
     let mut means = [0; 2];
     for (mean, direction) in means.iter_mut().zip(["rx", "tx"]) {
         let packets = counted(tap, &format!("{direction}_packets"))?;
@@ -232,7 +234,7 @@ async fn connections(guest: &mut Guest, tap: &Tap) -> Result<String, Failure> {
     ))
 }
 
-/// What goes through a limited network and a limited disk takes as long as its limit says.
+/// Checks that traffic through a limited network and a limited disk takes as long as the limit implies.
 async fn limits(guest: &mut Guest) -> Result<String, Failure> {
     let least = |bytes: u64| Duration::from_secs_f64((bytes - BURST) as f64 / RATE as f64);
     let (listener, address) = listen(LIMITED[0])?;

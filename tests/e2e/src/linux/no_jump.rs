@@ -13,7 +13,7 @@ use crate::note;
 pub struct Reasons(BTreeMap<&'static str, (usize, String)>);
 
 impl Reasons {
-    /// Counts a probe that is none.
+    /// Counts a probe that is no jump.
     pub fn add(&mut self, probe: &Probe) {
         let why = probe.optimization.clone().unwrap_or_default();
         let entry = self.0.entry(words::no_jump(&why));

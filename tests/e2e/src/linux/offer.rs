@@ -6,12 +6,12 @@ use vmprobe_client::v1::Probe;
 use super::guest::{Guest, VM, specs};
 use crate::test::{Failure, wrong};
 
-/// What became of places that were offered.
+/// The outcome of an offer of places.
 #[derive(Debug, Default)]
 pub struct Offered {
     /// The places that took a probe, and their probes, in the order of the offer.
     pub taken: Vec<(String, Probe)>,
-    /// The others, and what the server said to them.
+    /// The other places, and the server's refusals.
     pub refused: Vec<(String, String)>,
 }
 
@@ -22,8 +22,8 @@ impl Offered {
     }
 }
 
-/// Registers as many of these as can be: places, with options behind them. A refused batch is split at the
-/// place that the refusal names.
+/// Registers as many of these as can be: places, with options behind them. A refused batch is split at the place that
+/// the refusal names.
 ///
 /// # Errors
 /// If the server fails otherwise than by refusing one.
@@ -44,7 +44,7 @@ pub async fn offer(guest: &Guest, texts: &[String]) -> Result<Offered, Failure> 
         };
         let at =
             named(&message).and_then(|named| part.iter().position(|text| place(text) == named));
-        // The last is the next: so all stay in their order.
+        // The last part is done next, so that all stay in their order.
         match at {
             Some(at) => {
                 offered.refused.push((part[at].clone(), message));
@@ -77,7 +77,7 @@ fn refusal(error: &ClientError) -> Result<String, Failure> {
 
 /// The place that a refusal is about.
 fn named(message: &str) -> Option<&str> {
-    /// What stands before it, unless the message begins with it.
+    /// The words before the place, unless the message begins with it.
     const BEFORE: [&str; 3] = [
         "the instruction at ",
         "cannot reach ",

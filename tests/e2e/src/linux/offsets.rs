@@ -1,4 +1,4 @@
-//! Every byte of many functions: what the product says of a probe there, against another decoder and the
+//! Every byte of many functions: the product's answer to a probe there, compared with another decoder and with the
 //! guest's own kprobes.
 
 use std::collections::BTreeMap;
@@ -65,20 +65,20 @@ const fn test(name: &'static str, run: fn(&Context) -> TestResult) -> Test {
 
 /// Functions that are drawn.
 const DRAWN: usize = 200;
-/// Those of the short test: each byte takes it some 25 ms in the lab.
+/// Functions of the short test: each byte takes it some 25 ms in the lab.
 const FEW: usize = 4;
-/// Their bytes.
+/// Sizes of these functions, in bytes.
 const FEW_BYTES: Range<usize> = 64..256;
 /// Characters of a line that the guest's terminal takes, at most.
 const LINE: usize = 3000;
 
-/// Places that are told of before the test fails.
+/// The most wrong places that are shown.
 const TOLD: usize = 50;
 
 /// Which of the functions that are drawn a test asks for.
 #[derive(Debug)]
 enum Choice {
-    /// Some short ones that the kernel traces, one that it takes no kprobe in, and the one with an int3.
+    /// Some short functions that the kernel traces, one in which it takes no kprobe, and the one with an int3.
     Few,
     Part(Range<usize>),
 }
@@ -158,7 +158,7 @@ fn offsets(cx: &Context, kernel: &'static str, choice: Choice) -> TestResult {
     })
 }
 
-/// Fails unless all answers are right; how many places are of each kind by ours.
+/// Fails unless all answers are right. Returns how many places there are of each kind, by our answers.
 fn judge<'a>(
     functions: &[Function],
     ours: &'a [Vec<Decision>],
@@ -186,7 +186,8 @@ fn judge<'a>(
     Ok(counts)
 }
 
-/// Fails unless the guest answers for most of the functions place by place; for how many.
+/// Fails unless the guest looks at each place in most of the functions. Returns how many functions of each standing
+/// there are.
 fn standings(functions: &[Function]) -> Result<String, Failure> {
     let mut standings: BTreeMap<Standing, usize> = BTreeMap::new();
     for function in functions {
@@ -200,11 +201,11 @@ fn standings(functions: &[Function]) -> Result<String, Failure> {
     Ok(format!("{standings:?}"))
 }
 
-/// What the product says of each byte of a function. No probe stays.
+/// Asks the product about each byte of a function. No probe stays.
 async fn ask(guest: &Guest, function: &Function) -> Result<Vec<Decision>, Failure> {
     let (likely, others): (Vec<usize>, Vec<usize>) =
         (0..function.size).partition(|offset| function.is_likely(*offset));
-    // Those that are likely to be taken are asked for together, the others one by one.
+    // Places that are likely to be taken are offered together, the others one by one.
     let mut offered = vec![offer(guest, &texts(function, &likely)).await?];
     for offset in others {
         offered.push(offer(guest, &texts(function, &[offset])).await?);
@@ -231,13 +232,14 @@ async fn ask(guest: &Guest, function: &Function) -> Result<Vec<Decision>, Failur
     all.collect()
 }
 
-/// Probes at some bytes of a function. They stay disabled: without some functions no kernel gets on.
+/// Texts of probes at some bytes of a function. They are disabled: the kernel can't make headway with probes in some
+/// functions.
 fn texts(function: &Function, offsets: &[usize]) -> Vec<String> {
     let places = offsets.iter().map(|offset| function.place(*offset));
     places.map(|place| format!("{place} disabled")).collect()
 }
 
-/// What the guest's kernel says of each byte of the functions.
+/// Asks the guest's kernel about each byte of the functions.
 async fn answers(guest: &mut Guest, functions: &[Function]) -> Result<Vec<Vec<Answer>>, Failure> {
     let mut answers = Vec::new();
     let mut rest = functions;

@@ -1,4 +1,4 @@
-//! Faults of instructions that jumps of ours have moved: fixed up or told of as without probes.
+//! Faults of instructions that jumps of ours have moved: they are fixed up or reported as without probes.
 
 use std::collections::BTreeMap;
 
@@ -31,8 +31,8 @@ pub const TESTS: &[Test] = &[
 
 /// Bytes that a jump takes at most: up to the end of an instruction that begins in its fifth.
 const REGION: u64 = 4 + 15;
-/// A setting of the kernel's, its file, the table that describes it, and the function that reads and writes
-/// such.
+/// A setting of the kernel's, its file, the table that describes it, and the function that reads and writes such
+/// settings.
 const SETTING: &str = "vm_swappiness";
 const FILE: &str = "/proc/sys/vm/swappiness";
 const TABLE: &str = "vm_table";
@@ -49,8 +49,8 @@ fn faults(cx: &Context, kernel: &'static str) -> TestResult {
         let ram = GuestRam::of(&guest).await?;
         let setting = Setting::find(&guest).await?;
         let own = own_text(&guest).await?;
-        // The pointer to the value, in the first instruction of a jump; the pointer to its highest value,
-        // in a later one.
+        // The pointer to the value is used in the first instruction of a jump's region, the pointer to its highest
+        // value in a later one.
         let read = Fault {
             at: FILE.to_owned(),
             word: setting.value,
@@ -76,7 +76,7 @@ fn faults(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// System calls with bad pointers fail as ever with jumps at the instructions that fault, or near them.
+/// Checks that system calls with bad pointers fail as before, with jumps at the instructions that fault, or near them.
 async fn fix_ups(guest: &mut Guest) -> Result<String, Failure> {
     let unprobed = guest.work("fault count=2").await?;
     let mut places = Vec::new();
@@ -122,7 +122,7 @@ async fn fix_ups(guest: &mut Guest) -> Result<String, Failure> {
     ))
 }
 
-/// Where the kernel's own functions are in which ours wait for an oops, as they are now.
+/// Reads the kernel's functions that have our breakpoints for oopses, as they are now.
 async fn own_text(guest: &Guest) -> Result<Vec<u8>, Failure> {
     let mut text = Vec::new();
     for (name, length) in [
@@ -136,7 +136,8 @@ async fn own_text(guest: &Guest) -> Result<Vec<u8>, Failure> {
     Ok(text)
 }
 
-/// Where the kernel has the pointers of its setting (`struct ctl_table`, `include/linux/sysctl.h`).
+/// The addresses of the pointers in the kernel's table entry of the setting (`struct ctl_table`,
+/// `include/linux/sysctl.h`).
 struct Setting {
     value: u64,
     highest: u64,
@@ -175,19 +176,19 @@ impl Setting {
     }
 }
 
-/// A bad pointer that a process of the guest's meets in the kernel.
+/// A bad pointer that the guest's kernel follows for a process.
 struct Fault {
     /// What the process reads or writes.
     at: String,
     /// Where the pointer is.
     word: u64,
     bad: u64,
-    /// How many instructions in front of the one that faults the jump is.
+    /// The number of instructions between the jump and the one that faults.
     before: usize,
 }
 
 impl Fault {
-    /// Has it met without a probe and in a detour, and compares what the kernel tells of it.
+    /// Makes the fault happen without a probe and in a detour, and compares what the kernel reports.
     async fn check(&self, guest: &mut Guest, ram: &GuestRam) -> Result<String, Failure> {
         let good = ram.replace(self.word, self.bad)?;
         let request = format!("oops at={}", self.at);
@@ -231,7 +232,7 @@ impl Fault {
     }
 }
 
-/// What an oops says that is the same each time.
+/// The lines of an oops that are the same each time.
 #[derive(Debug, PartialEq, Eq)]
 struct Told(Vec<String>);
 
@@ -250,7 +251,7 @@ impl Told {
         Ok(Self(told))
     }
 
-    /// Where it was, as function and offset.
+    /// Returns the place of the oops, as function and offset.
     fn place(&self) -> Result<&str, Failure> {
         let rip = self
             .0
@@ -261,8 +262,8 @@ impl Told {
     }
 }
 
-/// Whether a line is one of what happened, where, and by which way: not one of numbers, addresses on stacks, or
-/// what the stack has kept of earlier calls.
+/// Returns true if a line tells what happened, where, and by which calls. Lines of numbers, of addresses on stacks, or
+/// of what the stack has kept of earlier calls don't count.
 fn is_lasting(line: &str) -> bool {
     let heads = [
         "BUG:",
@@ -276,7 +277,7 @@ fn is_lasting(line: &str) -> bool {
     call || heads.iter().any(|head| line.starts_with(head))
 }
 
-/// Without the number of the oops: `[#1]`.
+/// Removes the number of the oops: `[#1]`.
 fn numberless(line: &str) -> String {
     match line.split_once("[#") {
         Some((head, tail)) => format!("{head}{}", tail.split_once(']').map_or("", |(_, it)| it)),

@@ -6,15 +6,15 @@ use crate::test::{Failure, check, wrong};
 /// The list.
 #[derive(Debug)]
 pub struct OwnList {
-    /// From where to where, in ascending order; what touches is one.
+    /// The start and the end of each range, in ascending order; adjacent ranges are merged.
     pub ranges: Vec<(u64, u64)>,
 }
 
 impl OwnList {
-    /// As the guest says.
+    /// Reads the guest's list.
     ///
     /// # Errors
-    /// If it can't.
+    /// If the guest can't read it.
     pub async fn of(guest: &mut Guest) -> Result<Self, Failure> {
         let own = guest.work("blacklist").await?;
         let text = own["ranges"].as_str().unwrap_or_default();
@@ -27,22 +27,22 @@ impl OwnList {
         Ok(Self { ranges })
     }
 
-    /// Whether an address is on it.
+    /// Returns true if an address is on it.
     pub fn has(&self, address: u64) -> bool {
         let before = self.ranges.partition_point(|(start, _)| *start <= address);
         let last = before.checked_sub(1).map(|last| self.ranges[last]);
         last.is_some_and(|(_, end)| address < end)
     }
 
-    /// Whether the kernel allows none there: a function that the compiler has split off from one on the
-    /// list belongs to it, though the list doesn't show it (`within_kprobe_blacklist` in
-    /// `kernel/kprobes.c`). `base` is where the function is whose name goes up to the first dot.
+    /// Returns true if the kernel allows no kprobe at `address`. A function that the compiler has split off from one on
+    /// the list belongs to it, though the list doesn't show it (`within_kprobe_blacklist` in `kernel/kprobes.c`).
+    /// `base` is the address of the function whose name goes up to the first dot.
     pub fn forbids(&self, address: u64, base: Option<u64>) -> bool {
         self.has(address) || base.is_some_and(|base| self.has(base))
     }
 }
 
-/// `ffffffff81000000-ffffffff81000010`.
+/// Parses `ffffffff81000000-ffffffff81000010`.
 fn range(text: &str) -> Option<(u64, u64)> {
     let (start, end) = text.split_once('-')?;
     let number = |text: &str| u64::from_str_radix(text, 16).ok();

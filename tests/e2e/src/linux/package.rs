@@ -14,12 +14,12 @@ pub const TESTS: &[Test] = &[Test {
     run: |cx| with_disk(cx, package),
 }];
 
-/// The packages' files: one of before, and that of this clone.
+/// The packages' files: one of an earlier version, and that of this clone.
 const BEFORE: &str = "vmprobe-before.deb";
 const PACKAGE: &str = "vmprobe.deb";
-/// What an owner adds to the configuration.
+/// A line that an owner adds to the configuration.
 const OWN: &str = "max-vms = 3";
-/// Files that the package has brought or made, wherever they may be.
+/// Finds files that the package has brought or made.
 const FIND: &str = "find / /run -xdev -name '*vmprobe*' -not -path '/mnt/*' -not -path '/proc/*'";
 
 fn package(cx: &Context, disk: &Disk) -> TestResult {
@@ -54,7 +54,7 @@ fn package(cx: &Context, disk: &Disk) -> TestResult {
     check_eq!(groups.trim(), "vmprobe kvm", "groups of the user");
     let first = process(&mut guest)?;
 
-    // What an owner has changed stays, and the service goes on with it.
+    // The owner's changes stay, and the service uses them.
     guest.command(&format!("echo '{OWN}' >>/etc/vmprobe/vmprobed.toml"))?;
     guest.command(&format!("dpkg -i /mnt/{PACKAGE}"))?;
     runs(&mut guest)?;
@@ -83,7 +83,7 @@ fn package(cx: &Context, disk: &Disk) -> TestResult {
     pass_with(String::new())
 }
 
-/// The service is one that clients can use, as far as that goes where there is no KVM.
+/// Checks that clients can use the service, as far as that is possible without KVM.
 fn runs(guest: &mut Terminal) -> Result<(), Failure> {
     // If it isn't active, the reason is in the failure.
     guest

@@ -37,8 +37,8 @@ pub const TESTS: &[Test] = &[
     },
 ];
 
-/// Addresses of this machine's, one for each of the guest's networks, to which the guest connects; the guest has the
-/// next one. Passt makes the connections from here, so they lead here.
+/// Addresses of this machine, one for each of the guest's networks. The guest connects to them, and has the next
+/// address itself. Passt makes the connections on this machine, so they lead here.
 const HOSTS: [Ipv4Addr; 3] = [
     Ipv4Addr::new(10, 119, 3, 1),
     Ipv4Addr::new(10, 119, 4, 1),
@@ -46,7 +46,7 @@ const HOSTS: [Ipv4Addr; 3] = [
 ];
 /// Connections of each CPU of the guest's over each network.
 const EACH: u32 = 12;
-/// Where the lab machine's root is mounted once more.
+/// A second mount of the lab machine's root.
 const NEW_ROOT: &CStr = c"/tmp/root";
 
 fn passt(socket: &str) -> Network {
@@ -89,7 +89,7 @@ fn missing(cx: &Context) -> TestResult {
     })
 }
 
-/// Runs a test where passt can run: it needs a route to somewhere, and a root that isn't the kernel's first one.
+/// Runs a test if passt can run: it needs a route out, and a root that isn't the kernel's first one.
 pub(super) fn with_passt(cx: &Context, test: fn(&Context) -> TestResult) -> TestResult {
     if !cx.program("passt").exists() {
         return Ok(Outcome::Skip("passt isn't here".to_owned()));
@@ -97,7 +97,7 @@ pub(super) fn with_passt(cx: &Context, test: fn(&Context) -> TestResult) -> Test
     if cx.place == Place::Host {
         return test(cx);
     }
-    // The lab machine has nothing but this test.
+    // The lab machine has no network but the one made here.
     let outside = match tap("out", Ipv4Addr::new(10, 119, 9, 1))? {
         Ok(tap) => tap,
         Err(skipped) => return Ok(skipped),
@@ -111,7 +111,7 @@ pub(super) fn with_passt(cx: &Context, test: fn(&Context) -> TestResult) -> Test
     test(cx)
 }
 
-/// Makes a command find the tests' passt, and gives it a root that passt can leave.
+/// Sets a command up to find the tests' passt, and gives it a root that passt can leave.
 pub(super) fn prepare(cx: &Context, command: &mut Command) {
     if let Some(folder) = cx.program("passt").parent() {
         command.env("PATH", folder);
@@ -122,7 +122,7 @@ pub(super) fn prepare(cx: &Context, command: &mut Command) {
     }
 }
 
-/// Has this process's root be a mount of its own, as `switch_root` does: a kernel's first one can't be left
+/// Gives this process a root that is a mount of its own, as `switch_root` does: a kernel's first root can't be left
 /// (`pivot_root(2)`).
 fn move_root() -> io::Result<()> {
     // SAFETY: it changes this process alone.
@@ -156,11 +156,11 @@ fn done(result: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// A passt of the test's own. It ends with this.
+/// A passt of the test's own. It is ended when this is dropped.
 struct OwnPasst(Child);
 
 impl OwnPasst {
-    /// One that listens on the socket.
+    /// Starts one that listens on the socket.
     fn start(cx: &Context, socket: &Path) -> Result<Self, Failure> {
         let mut command = Command::new(cx.program("passt"));
         command.args(["--foreground", "--quiet", "--one-off", "--socket"]);
@@ -193,7 +193,7 @@ fn connections(cx: &Context, kernel: &'static str) -> TestResult {
     }
     let folder = TempDir::new().map_err(Failure::io("make a folder for a socket"))?;
     let socket = folder.path().join("passt");
-    // It becomes another user before it makes the socket.
+    // Passt becomes another user before it makes the socket.
     let opened = fs::set_permissions(
         folder.path(),
         std::os::unix::fs::PermissionsExt::from_mode(0o777),

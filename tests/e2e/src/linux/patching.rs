@@ -42,7 +42,7 @@ const STEPS: [&str; 10] = [
     "modules",
     "messages",
 ];
-/// Kinds of sites that have to change, or nothing is proved of them.
+/// Kinds of sites that have to change. Otherwise the test proves nothing about them.
 const CHANGED: [&str; 5] = [
     "ftrace",
     "jump-label",
@@ -51,10 +51,10 @@ const CHANGED: [&str; 5] = [
     "smp-lock",
 ];
 
-/// Has the guest make its kernel patch all that it can, and reads the text while that is changed.
+/// Has the guest's kernel patch all that it can, and reads the text while it is changed.
 fn patching(cx: &Context, kernel: &'static str) -> TestResult {
     cx.block_on(async {
-        // With one CPU at first, so that the lock prefixes are patched when the others come.
+        // With one CPU at first, so that the lock prefixes are patched when the others come up.
         let config = Config {
             kernel,
             boot: BootMethod::Elf,
@@ -85,7 +85,7 @@ fn patching(cx: &Context, kernel: &'static str) -> TestResult {
                 "no {kind} site has changed: {report}"
             );
         }
-        // The messages that were switched on are in the log, so that isn't looked at.
+        // The log has the messages that were switched on, so it isn't checked.
         guest.say("quit").await?;
         guest.power_off().await?;
         let sites = seen.sites.iter();
@@ -101,7 +101,7 @@ fn patching(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// Which sites have been seen changed.
+/// The sites that have been seen changed.
 #[derive(Debug, Default)]
 struct Seen {
     readings: usize,
@@ -109,7 +109,8 @@ struct Seen {
 }
 
 impl Seen {
-    /// How many sites are changed. Fails at a byte that is of no site that the kernel patches while it runs.
+    /// Returns how many sites are changed. Fails at a changed byte outside the sites that the kernel patches while it
+    /// runs.
     fn add(&mut self, text: &Text, now: &[u8]) -> Result<usize, Failure> {
         self.readings += 1;
         let changed = text.changed(now)?;
@@ -121,11 +122,11 @@ impl Seen {
     }
 }
 
-/// Fails unless the product's list has all that the guest allows no kprobe in, and nothing more of such
-/// kinds than the parts that the compiler has split off from what is there: the guest's own list doesn't
-/// show them, and it takes no kprobe there either.
+/// Fails unless the product's list has all places where the guest allows no kprobe. Of such kinds it may have more only
+/// for parts that the compiler has split off from functions on the guest's list: that list doesn't show the parts, but
+/// the kernel takes no kprobe there either.
 async fn no_kprobes(guest: &mut Guest, text: &Text) -> Result<String, Failure> {
-    /// Those that are the kernel's own list, in the product's.
+    /// The kinds in the product's list that stand for the kernel's own list.
     const OWN: [&str; 4] = ["noinstr", "entry", "kprobes", "blacklist"];
     let own = OwnList::of(guest).await?;
     let parts = parts(guest, text, &own).await?;
@@ -178,7 +179,7 @@ struct Part {
     size: u64,
 }
 
-/// Those that the compiler has split off from functions on the guest's list, which doesn't have them.
+/// Returns the parts that the compiler has split off from functions on the guest's list. That list doesn't have them.
 async fn parts(guest: &Guest, text: &Text, own: &OwnList) -> Result<Vec<Part>, Failure> {
     let (symbols, more) = guest.client.lookup_symbols(VM, "*", 1_000_000).await?;
     check!(!more, "the list of symbols is cut off");
@@ -222,7 +223,7 @@ impl Bytes {
         self.has[from as usize..to.max(from) as usize].fill(true);
     }
 
-    /// The address of the first byte that isn't in the other set.
+    /// Returns the address of the first byte that isn't in the other set.
     fn lacks(&self, other: &Self) -> Option<u64> {
         let mut both = self.has.iter().zip(&other.has);
         let at = both.position(|(one, other)| *one && !other)?;

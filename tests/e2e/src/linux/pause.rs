@@ -47,7 +47,7 @@ fn paused(cx: &Context) -> TestResult {
             let vm = guest.client.pause_vm(VM).await?;
             check_eq!(vm.state(), VmState::Paused, "the state after the pause");
             let before = still(&guest).await?;
-            // Each of these calls stops and lets go of the vCPUs by itself: none may run meanwhile.
+            // Each of these calls stops the vCPUs and releases them by itself. The vCPUs must not run in between.
             for _ in 0..20 {
                 check_eq!(
                     still(&guest).await?,
@@ -57,7 +57,7 @@ fn paused(cx: &Context) -> TestResult {
             }
             jiffies.push(before.1);
             guest.client.resume_vm(VM).await?;
-            // It goes on: its clock moves.
+            // The guest goes on: its clock moves.
             while read_jiffies(&guest).await? == before.1 {
                 tokio::task::yield_now().await;
             }
@@ -74,12 +74,12 @@ fn paused(cx: &Context) -> TestResult {
     })
 }
 
-/// How long the guest is paused: by far longer than its watchdogs have patience.
+/// How long the guest is paused: much longer than the limit of its watchdogs.
 const PAUSE: Duration = Duration::from_secs(6);
-/// With this, a CPU is hung that has executed nothing for 2 s by the guest's clock (`get_softlockup_thresh` in
-/// `kernel/watchdog.c`). It is looked at every 0.4 s (`set_sample_period`).
+/// With this, a CPU counts as hung if it has executed nothing for 2 s by the guest's clock (`get_softlockup_thresh` in
+/// `kernel/watchdog.c`). The check is every 0.4 s (`set_sample_period`).
 const WATCHDOGS: &str = "watchdog_thresh=1";
-/// Ticks of the guest in which its watchdogs look several times, at 250 or 1,000 a second.
+/// Ticks of the guest in which its watchdogs check several times, at 250 or 1,000 ticks a second.
 const TICKS: u64 = 2000;
 
 fn watched(cx: &Context) -> TestResult {
@@ -102,13 +102,13 @@ fn watched(cx: &Context) -> TestResult {
         }
         guest.say("").await?;
         guest.console.report("done").await?;
-        // Its log has no complaint.
+        // The log has no complaint.
         guest.finish().await?;
         pass_with(format!("paused for {PAUSE:?}"))
     })
 }
 
-/// The kernel says that it isolates user mode's page tables, also where the CPU doesn't ask for it.
+/// The message of a kernel that isolates user mode's page tables. It is forced here if the CPU doesn't need it.
 const ISOLATES: &str = "page tables isolation: ";
 
 fn isolated(cx: &Context) -> TestResult {
@@ -129,7 +129,8 @@ fn isolated(cx: &Context) -> TestResult {
             in_all += 1;
             let user_mode = registers.rip >> 63 == 0;
             in_user_mode += usize::from(user_mode);
-            // Data and text of the kernel, and what is of the user too.
+            // The kernel's data and text can be read also while user mode's page tables are active, and, below, the
+            // stack, also if it is the user's.
             read_jiffies(&guest).await?;
             check_eq!(guest.memory(text, 16).await?, original, "text");
             // The kernel's entry code keeps CR3 in RSP while it switches page tables

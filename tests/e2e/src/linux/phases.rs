@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 pub struct Phases(Vec<(&'static str, Duration)>);
 
 impl Phases {
-    /// Does some work of a part.
+    /// Does some work, and adds its time to a part.
     pub async fn time<T>(&mut self, part: &'static str, work: impl Future<Output = T>) -> T {
         let started = Instant::now();
         let result = work.await;

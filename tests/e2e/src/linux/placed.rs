@@ -69,8 +69,8 @@ fn above(cx: &Context) -> TestResult {
 const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 const FREE_HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
 
-/// The host is given as many as the guest takes. Where that needs more privilege than the test has, it is only tried
-/// what happens without.
+/// Reserves as many of them on the host as the guest takes. If the test lacks the privilege for that, it only tries
+/// what happens without them.
 fn huge_pages(cx: &Context) -> TestResult {
     const MEMORY_MIB: u64 = 512;
     const PAGES: u64 = MEMORY_MIB / 2;
@@ -105,7 +105,7 @@ fn huge_pages(cx: &Context) -> TestResult {
         let free = number(FREE_HUGE_PAGES)?;
         check!(free >= PAGES, "the host has only {free} free huge pages");
         let mut guest = Guest::hold_changed(cx, &config, change).await?;
-        // Reserved ones count as free until they are touched.
+        // Reserved pages count as free until they are touched.
         guest.client.start_vm(VM).await?;
         guest.console.report("ready").await?;
         let used = free - number(FREE_HUGE_PAGES)?;
@@ -149,7 +149,7 @@ fn nodes(cx: &Context) -> TestResult {
         for (node, cpus, distances) in [(&nodes[0], "0-1", "10 20"), (&nodes[1], "2-3", "20 10")] {
             check_eq!(node["cpus"], json!(cpus), "CPUs of a node");
             check_eq!(node["distances"], json!(distances), "its distances");
-            // The kernel has taken some for itself.
+            // The kernel has taken some memory for itself.
             let mib = node["kib"].as_u64().unwrap_or_default() >> 10;
             let half = MEMORY_MIB / 2;
             check!((half * 3 / 4..=half).contains(&mib), "a node has {mib} MiB");

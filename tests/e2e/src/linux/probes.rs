@@ -30,7 +30,7 @@ pub const TESTS: &[Test] = &[
 
 /// Calls on each vCPU.
 const CALLS: u64 = 500;
-/// A function without branches: what is probed in it is executed once a call.
+/// A function without branches: each probed instruction in it is executed once a call.
 const FUNCTION: &str = "__x64_sys_umask";
 
 fn exact(cx: &Context, vcpus: u32) -> TestResult {
@@ -53,7 +53,7 @@ fn exact(cx: &Context, vcpus: u32) -> TestResult {
             emulated.offset > entry.offset,
             "{emulated:?} isn't inside the function"
         );
-        // All are removed again, so that what is counted is what is registered now.
+        // All are removed again, so that only the probes registered below are counted.
         let ids = inside.iter().map(|probe| probe.id).collect();
         guest.client.unregister_probes(VM, ids, Vec::new()).await?;
         let names = ["mid", "boost", "post", "address"];
@@ -112,7 +112,7 @@ fn exact(cx: &Context, vcpus: u32) -> TestResult {
                 events += batch.len() as u64;
             }
         }
-        // Two of the one that also tells of what is after its instruction.
+        // The probe with a post event has two events for each hit.
         check_eq!(events + lost, 6 * expected, "events, lost ones included");
         guest.power_off().await?;
         pass_with(format!(
@@ -159,7 +159,7 @@ fn with_strategy(probes: &[Probe], strategy: Strategy) -> Result<Probe, Failure>
     })
 }
 
-/// Code and message of each refusal, and that nothing of it stays.
+/// Checks code and message of each refusal, and that nothing of a refused request stays.
 fn refusals(cx: &Context) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::boot(cx, &Config::new("workload=echo")).await?;

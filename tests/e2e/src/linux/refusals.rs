@@ -1,4 +1,4 @@
-//! What can't be probed in a real kernel, and what the list of it says.
+//! What can't be probed in a real kernel, and what the blacklist says about it.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +57,7 @@ fn listed(cx: &Context, kernel: &'static str) -> TestResult {
             for entry in entries.iter().step_by(step) {
                 let text = format!("{:#x}", entry.start);
                 let error = guest.refusal(&text).await?.to_string();
-                // Others may cover it as well; what was freed is refused as such.
+                // Other entries may cover it as well; freed text is refused as freed.
                 let known = all
                     .iter()
                     .filter(|other| (other.start..other.end).contains(&entry.start))
@@ -95,7 +95,7 @@ fn reasons(cx: &Context) -> TestResult {
         let ud2 = find_ud2(&guest).await?;
         let data = guest.symbol("jiffies_64").await?;
         let ambiguous = ambiguous(&guest).await?;
-        // What is asked for, and words of the refusal: all of them.
+        // The requested place, and words that must all be in the refusal.
         let cases: Vec<(String, &[&str])> = vec![
             ("no_such_symbol_at_all".into(), &["no symbol"]),
             ("vfs_read+0x100000".into(), &["outside vfs_read"]),
@@ -120,7 +120,7 @@ fn reasons(cx: &Context) -> TestResult {
     })
 }
 
-/// Where a function of the kernel BUGs.
+/// Returns the address of a BUG in a function of the kernel.
 async fn find_ud2(guest: &Guest) -> Result<u64, Failure> {
     let (symbols, _) = guest.client.lookup_symbols(VM, "kmem_cache_*", 0).await?;
     for symbol in symbols
@@ -141,7 +141,7 @@ async fn find_ud2(guest: &Guest) -> Result<u64, Failure> {
     Err(crate::test::wrong!("no function with a BUG was found"))
 }
 
-/// A name that several functions have.
+/// Returns a name that several functions have.
 async fn ambiguous(guest: &Guest) -> Result<String, Failure> {
     let (symbols, _) = guest.client.lookup_symbols(VM, "*_show", 100_000).await?;
     let mut count: BTreeMap<&str, usize> = BTreeMap::new();

@@ -26,10 +26,10 @@ pub const TESTS: &[Test] = &[
     },
 ];
 
-/// More input than all buffers on its way hold.
+/// More input than all buffers on the way hold.
 const INPUT: usize = 3 << 20;
 
-/// What runs commands.
+/// Runs commands in guests.
 struct Runner<'c> {
     cx: &'c Context,
     kernel: String,
@@ -59,7 +59,7 @@ impl Runner<'_> {
             .ok_or_else(|| wrong!("no standard input"))?;
         let input = input.to_vec();
         let writer = std::thread::spawn(move || {
-            // A command that reads nothing closes it.
+            // A command that doesn't read its input closes it.
             let _ended = to.write_all(&input);
         });
         let output = child.wait_with_output();
@@ -68,7 +68,7 @@ impl Runner<'_> {
         Ok(output)
     }
 
-    /// As [`run`](Self::run), without input; its exit code and standard output.
+    /// As [`run`](Self::run), without input. Returns its exit code and standard output.
     fn simple(&self, options: &[&str], command: &[&str]) -> Result<(Option<i32>, String), Failure> {
         let output = self.run(options, command, &[])?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

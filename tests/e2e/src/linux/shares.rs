@@ -36,14 +36,14 @@ const FILES: u64 = 60;
 /// What a guest writes into files.
 const CONTENT: &[u8] = b"written by the guest\n";
 
-/// A number that bytes in another order don't have.
+/// A checksum that depends on the order of the bytes.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |sum: u64, byte| {
         sum.wrapping_mul(31).wrapping_add(u64::from(*byte) + 1)
     })
 }
 
-/// Makes a folder with files of several lengths; the sum of their checksums.
+/// Makes a folder with files of several lengths. Returns the sum of their checksums.
 fn fill(folder: &Path, cx: &Context) -> io::Result<u64> {
     let mut random = cx.random();
     let mut sum = 0u64;
@@ -58,7 +58,7 @@ fn fill(folder: &Path, cx: &Context) -> io::Result<u64> {
     Ok(sum)
 }
 
-/// Checks what a guest's changes have left in a folder.
+/// Checks the results of a guest's changes in a folder.
 fn check_changes(folder: &Path) -> Result<(), Failure> {
     let made = folder.join("made");
     let mut count = 0;
@@ -104,7 +104,7 @@ fn shares(cx: &Context, kernel: &'static str) -> TestResult {
     };
     cx.block_on(async {
         let mut guest = Guest::hold_on(cx, &config, |command| {
-            // With folders that the owner names they are found in another way.
+            // If the owner of the server names folders, the shared ones are found in another way.
             if kernel == files::BZIMAGE_6_12 {
                 command.args(["--files", "/", "--writable-files"]);
                 command.arg(base.path());

@@ -57,7 +57,7 @@ fn churn(cx: &Context, kernel: &'static str) -> TestResult {
 
 async fn exact_counts(cx: &Context, kernel: &'static str) -> Result<(u64, u64), Failure> {
     let mut guest = Guest::breakpoints(cx, kernel, VCPUS).await?;
-    // Those that this kernel has and lets be probed.
+    // Those batches whose places this kernel has and lets be probed.
     let mut visitors: Vec<Vec<&str>> = Vec::new();
     for batch in VISITORS {
         let mut possible = Vec::new();

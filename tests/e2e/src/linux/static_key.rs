@@ -22,7 +22,7 @@ pub const TESTS: &[Test] = &[
     },
 ];
 
-/// Its tracepoint is a static key in the function, which nothing but this system call uses in the guest.
+/// Its tracepoint is a static key in the function. Only this system call uses it in the guest.
 const EVENT: &str = "timer/itimer_state";
 const CALL: &str = "alarm";
 const FUNCTION: &str = "do_setitimer";
@@ -37,7 +37,7 @@ fn flips(cx: &Context, kernel: &'static str) -> TestResult {
         guest.work(&once).await?;
         let text = Text::of(&guest).await?;
 
-        // Which bytes of the function the key changes.
+        // Finds the bytes of the function that the key changes.
         guest.say(&format!("workload={once} hold=yes")).await?;
         guest.console.report("on").await?;
         let on = guest.memory(text.start, text.bytes.len()).await?;
@@ -46,7 +46,7 @@ fn flips(cx: &Context, kernel: &'static str) -> TestResult {
         for (site, kind) in changed {
             let (owner, _) = guest.client.resolve_address(VM, site.start).await?;
             if owner.address == start {
-                // Its tracepoint is a static call, too, behind the jump.
+                // The tracepoint is also a static call, behind the jump.
                 labels += usize::from(kind == "jump-label");
                 flipped.push(site.start);
             }
@@ -58,7 +58,7 @@ fn flips(cx: &Context, kernel: &'static str) -> TestResult {
         guest.console.report("done").await?;
         text.unchanged(&guest).await?;
 
-        // A probe on each instruction of the function that takes one.
+        // Registers a probe on each instruction of the function that takes one.
         let code = super::code::decode(start, text.at(start, LONGEST));
         let mut places = Vec::new();
         for instruction in code {
@@ -72,7 +72,7 @@ fn flips(cx: &Context, kernel: &'static str) -> TestResult {
         let mut remarks = Vec::new();
         for jumps in [false, true] {
             guest.client.set_optimization(VM, jumps).await?;
-            // As jumps, every third, so that regions don't exclude each other.
+            // As jumps, every third one, so that regions don't exclude each other.
             let some = places.iter().step_by(if jumps { 3 } else { 1 });
             let texts: Vec<String> = some.map(|place| format!("p {place} count")).collect();
             let mut texts: Vec<&str> = texts.iter().map(String::as_str).collect();

@@ -9,7 +9,7 @@ use seeded_random::Random;
 
 use crate::test::{Failure, wrong};
 
-/// Most bytes that a connection from the host carries each way; some carry all of them, the others few.
+/// The most bytes that a connection from the host carries each way; some carry all of them, the others few.
 const MOST: u64 = 600_000;
 const FEW: u64 = 3000;
 
@@ -22,12 +22,12 @@ pub trait Stream: Read + Write + Send + Sized + 'static {
     fn end_writing(&self) -> io::Result<()>;
 }
 
-/// What connections of the guest's come to.
+/// A listener for connections from the guest.
 pub trait Listener {
-    /// They.
+    /// The type of the connections.
     type Stream: Stream;
 
-    /// The next one.
+    /// Accepts the next one.
     fn accept(&self) -> io::Result<Self::Stream>;
 }
 
@@ -67,7 +67,7 @@ impl Listener for UnixListener {
     }
 }
 
-/// Sends back what comes over each of so many connections. Returns how many bytes that was.
+/// Echoes the bytes of `count` connections. Returns how many bytes that was.
 pub fn serve(listener: &impl Listener, count: u32) -> io::Result<u64> {
     let served: Vec<JoinHandle<io::Result<u64>>> = (0..count)
         .map(|_| {
@@ -87,8 +87,8 @@ pub fn serve(listener: &impl Listener, count: u32) -> io::Result<u64> {
     Ok(all)
 }
 
-/// So many connections to the guest, each of which has to bring back what was sent; one in `long_one_in` carries the
-/// most bytes. Returns how many bytes that was.
+/// Makes `count` connections to the guest, each of which must echo what was sent. One in `long_one_in` carries the most
+/// bytes. Returns how many bytes that was.
 pub fn send<S: Stream>(
     connect: impl Fn() -> io::Result<S>,
     count: u32,
@@ -124,7 +124,7 @@ pub fn send<S: Stream>(
     Ok(all)
 }
 
-/// What a thread that served or sent has returned.
+/// Returns the result of a thread that served or sent.
 pub fn joined<T>(thread: JoinHandle<io::Result<T>>, what: &str) -> Result<T, Failure> {
     let result = thread.join();
     let result = result.map_err(|_| wrong!("{what}: a thread panicked"))?;

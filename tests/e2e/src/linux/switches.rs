@@ -42,7 +42,7 @@ async fn call(guest: &mut Guest) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks the hits of probes in units of [`ALL`].
+/// Checks the hits of probes, in units of [`ALL`].
 async fn hits(guest: &Guest, expected: &[(&str, u64)]) -> Result<(), Failure> {
     for (name, times) in expected {
         let probe = guest.listed(name).await?;
@@ -125,7 +125,7 @@ fn switches(cx: &Context) -> TestResult {
         let refused = guest.client.disable_probes(VM, Vec::new(), unknown).await;
         check!(refused.is_err(), "an unknown probe was disabled");
 
-        // The switch leaves the states as they are, and they can change under it.
+        // Disarming leaves the states as they are, and they can be changed meanwhile.
         guest.client.disarm_probes(VM).await?;
         call(&mut guest).await?;
         hits(&guest, &[("a", 2), ("b", 2)]).await?;
@@ -146,7 +146,7 @@ fn switches(cx: &Context) -> TestResult {
         check!(!state(&guest, states).await?, "still disarmed");
         call(&mut guest).await?;
         hits(&guest, &[("a", 3), ("b", 2), ("c", 1)]).await?;
-        // Twice the same changes nothing.
+        // Doing it twice changes nothing.
         guest.client.arm_probes(VM).await?;
         guest
             .client
@@ -174,7 +174,7 @@ fn batches(cx: &Context) -> TestResult {
             .map(|symbol| symbol.name)
             .collect();
         names.sort_unstable();
-        // A name that several functions have is refused, and so is all that came with it.
+        // A name that several functions have is refused, together with its whole batch.
         names = names
             .chunk_by(|a, b| a == b)
             .filter(|same| same.len() == 1)
@@ -187,7 +187,7 @@ fn batches(cx: &Context) -> TestResult {
             "only {} functions can be probed",
             good.len()
         );
-        // One place is left for a bad one.
+        // One place of the batch is left for a bad probe.
         good.retain(|name| name != FUNCTION);
         good.truncate(SIZE - 2);
         good.push(FUNCTION.to_owned());
@@ -215,7 +215,7 @@ fn batches(cx: &Context) -> TestResult {
 
         good.push("ksys_read".to_owned());
         let texts: Vec<&str> = good.iter().map(String::as_str).collect();
-        // Else jumps would follow, in a stop of their own.
+        // Otherwise jumps would follow, in a stop of their own.
         guest.client.set_optimization(VM, false).await?;
         let client = guest.client.clone();
         let told = async || {
@@ -230,7 +230,7 @@ fn batches(cx: &Context) -> TestResult {
         check_eq!(stops_registered - stops_before, 1, "stops for one batch");
         let kicks = kicks - kicks_before;
         check_eq!(batch.probes.len(), good.len(), "probes registered");
-        // Besides the stop itself, the two readings may have stopped them.
+        // Besides the stop itself, the two readings may have stopped the vCPUs.
         check!(
             kicks <= 4 * u64::from(VCPUS),
             "{kicks} kicks of {VCPUS} vCPUs for one batch"

@@ -1,4 +1,4 @@
-//! Switches lose nothing and invent nothing while 4 vCPUs hit the probe.
+//! Switching probes while 4 vCPUs hit them loses no hit and counts none twice.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -32,9 +32,9 @@ const ROUNDS: u64 = 4;
 
 /// A probe, and how many calls there are on each vCPU in a round.
 struct Kind {
-    /// What is before its place.
+    /// The text before the probe's place.
     before: &'static str,
-    /// What is behind.
+    /// The text behind the place.
     behind: &'static str,
     calls: u64,
 }
@@ -92,7 +92,7 @@ fn switching(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// What was done with one kind of probe.
+/// The counts of what was done with one kind of probe.
 struct Done {
     calls: u64,
     cycles: u64,
@@ -142,12 +142,12 @@ async fn one_kind(guest: &mut Guest, kind: &Kind) -> Result<Done, Failure> {
     Ok(Done { calls, cycles })
 }
 
-/// Hits and missed ones.
+/// Hits and missed hits.
 fn noticed(probe: &Probe) -> u64 {
     probe.hits + probe.missed
 }
 
-/// Both probes at a moment.
+/// Counts of both probes at a moment.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     stays: u64,
@@ -166,9 +166,9 @@ async fn seen(client: &Client) -> Result<Seen, Failure> {
     })
 }
 
-/// Checks that one probe has noticed as much as the other, but for what the vCPUs were in the middle of.
+/// Checks that one probe has counted as much as the other, except for hits that the vCPUs were in the middle of.
 fn same(kind: &Kind, what: &str, stays: u64, comes: u64) -> Result<(), Failure> {
-    // A vCPU that has trapped has had its hit counted before it stands still.
+    // When a vCPU that has trapped stands still, its hit has been counted.
     let halfway = match kind.before.is_empty() && !kind.is_jump() {
         true => 0,
         false => VCPUS.into(),
@@ -180,12 +180,12 @@ fn same(kind: &Kind, what: &str, stays: u64, comes: u64) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Switches the probe that comes and goes, and all of them, until the guest is done. How often.
+/// Switches the probe that comes and goes, and the arming of all, until the guest is done. Returns how often.
 async fn switches(client: &Client, kind: &Kind, done: &AtomicBool) -> Result<u64, Failure> {
     let name = || vec!["comes".to_owned()];
     let mut cycles = 0;
     let is_over = || done.load(Ordering::Relaxed);
-    // Enabled at the same stop from which it is counted.
+    // The probe is enabled at the same stop from which on it is counted.
     let mut from = Seen { stays: 0, comes: 0 };
     while !is_over() {
         settled(client, kind, cycles).await?;
@@ -203,7 +203,7 @@ async fn switches(client: &Client, kind: &Kind, done: &AtomicBool) -> Result<u64
         client.pause_vm(VM).await?;
         client.enable_probes(VM, Vec::new(), name()).await?;
         from = seen(client).await?;
-        // Nothing happens while all are off.
+        // No hits are counted while all are disarmed.
         client.disarm_probes(VM).await?;
         client.arm_probes(VM).await?;
         client.resume_vm(VM).await?;
@@ -242,7 +242,7 @@ async fn switches(client: &Client, kind: &Kind, done: &AtomicBool) -> Result<u64
     Ok(cycles)
 }
 
-/// Every other time, waits until it is settled what is a jump.
+/// Every other time, waits until the probes are settled.
 async fn settled(client: &Client, kind: &Kind, turn: u64) -> Result<(), ClientError> {
     if kind.is_jump() && turn.is_multiple_of(2) {
         let all = client.wait_probes(VM, Vec::new(), Vec::new(), SETTLE);

@@ -48,13 +48,14 @@ const VM: &str = "guest";
 const PANIC: i32 = 4;
 /// Root's password on the disk, as `tests/lab/build-debian-disk.sh` sets it.
 const PASSWORD: &str = "vmprobe";
-/// A file, how often the guest opens it, and how many bytes it reads from elsewhere, how often.
+/// A file and how often the guest opens it; the bytes of a read from another file, and how many
+/// such reads there are.
 const MARKER: &str = "/root/marker";
 const OPENS: u64 = 50;
 const READ_LEN: u64 = 12345;
 const READS: u64 = 37;
 
-/// What cloud-init is told.
+/// The user data for cloud-init.
 const USER_DATA: &str = "#cloud-config
 hostname: seeded
 users:
@@ -75,12 +76,12 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// How the disk is named as a root.
+    /// The disk as an argument of `--root`, with further words.
     fn root(&self, words: &str) -> String {
         format!("{}{words}", self.folder.path().join("disk").display())
     }
 
-    /// A place beside it.
+    /// A path beside it.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -102,7 +103,7 @@ pub(super) fn cmdline() -> String {
     format!("console=ttyS0 {QUIET}")
 }
 
-/// Runs a test where the disk is.
+/// Runs a test if the disk exists.
 pub(super) fn with_disk(cx: &Context, test: impl Fn(&Context, &Disk) -> TestResult) -> TestResult {
     let image = cx.file("debian.qcow2");
     if !Path::new(&image).exists() {
@@ -148,7 +149,7 @@ fn login(cx: &Context, disk: &Disk, vcpus: &str) -> TestResult {
     let cpus = terminal.command("nproc")?;
     check_eq!(cpus.trim(), vcpus, "CPUs of the system");
     terminal.command(&format!("echo kept >{MARKER}"))?;
-    // The shell has opened it once to write.
+    // The shell has opened it once for writing.
     terminal.command(&format!(
         "for i in $(seq {}); do read x <{MARKER}; done",
         OPENS - 1
@@ -176,7 +177,7 @@ fn login(cx: &Context, disk: &Disk, vcpus: &str) -> TestResult {
     check_eq!(count(" opened: "), OPENS, "events of opened");
     check_eq!(count(" read: "), READS, "events of read");
 
-    // What the system has changed is on its disk; a command there leaves the disk as it is.
+    // The system's changes are on its disk; a command there leaves the disk as it is.
     let shell = ["--", "/bin/sh", "-c", "cat /root/marker && rm /root/marker"];
     for _ in 0..2 {
         let output = disk.run(cx, ",qcow2", &shell).output();
@@ -200,7 +201,7 @@ fn seeded(cx: &Context, disk: &Disk) -> TestResult {
     ];
     let mut command = disk.run(cx, ",qcow2", &options);
     let mut terminal = Terminal::start(command.arg(&user_data))?;
-    // The system has the name that it is given before anybody can log in.
+    // The system has its given name before anybody can log in.
     terminal.log_in("seeded login: ", ("guest", "told by the seed"), "$ ")?;
     let state = terminal.command("systemctl is-system-running --wait");
     let state =

@@ -21,8 +21,8 @@ const PATCHED: [&str; 6] = [
     "static-call-trampoline",
     "smp-lock",
 ];
-/// First bytes of a breakpoint, which the kernel leaves nowhere, and of jumps and calls with a
-/// displacement of 32 bits (Intel SDM vol. 2).
+/// First bytes of a breakpoint, which the kernel leaves nowhere, and of jumps and calls with a displacement of 32 bits
+/// (Intel SDM vol. 2).
 const INT3: u8 = 0xcc;
 const DIRECT: [u8; 2] = [0xe8, 0xe9];
 /// The lock prefix, and what the kernel puts in its place (`alternatives_smp_lock` in
@@ -36,9 +36,9 @@ pub struct Text {
     pub start: u64,
     /// All of it.
     pub bytes: Vec<u8>,
-    /// What can't be probed there, by where it begins.
+    /// What can't be probed there, sorted by start.
     pub blacklist: Vec<BlacklistEntry>,
-    /// The largest end of each entry and all before it: it grows, so it can be searched.
+    /// For each entry, the largest end of it and of all entries before it. It only grows, so it can be searched.
     reach: Vec<u64>,
 }
 
@@ -46,7 +46,7 @@ pub struct Text {
 pub type Changes = BTreeMap<String, usize>;
 
 impl Text {
-    /// As it is now.
+    /// Reads the text as it is now.
     ///
     /// # Errors
     /// If it can't be read.
@@ -72,13 +72,13 @@ impl Text {
         self.start..self.start + self.bytes.len() as u64
     }
 
-    /// The bytes from an address on, at most so many.
+    /// Returns the bytes from an address on, at most `length`.
     pub fn at(&self, address: u64, length: usize) -> &[u8] {
         let from = (address - self.start) as usize;
         &self.bytes[from.min(self.bytes.len())..(from + length).min(self.bytes.len())]
     }
 
-    /// What can't be probed in a range, by where it begins.
+    /// Returns what can't be probed in a range, sorted by start.
     pub fn listed(&self, range: Range<u64>) -> impl Iterator<Item = &BlacklistEntry> {
         let first = self.reach.partition_point(|end| *end <= range.start);
         let rest = self.blacklist[first..].iter();
@@ -86,14 +86,14 @@ impl Text {
             .filter(move |entry| entry.end > range.start)
     }
 
-    /// Fails if a byte is another now, unless it is of a jump label whose static key the kernel has switched
-    /// since, as the key itself says, and the label as a whole is what the key wants. How many labels
-    /// have changed. For when nothing in the guest has traced or patched its kernel meanwhile.
+    /// Fails if a byte has changed, unless it belongs to a jump label whose static key the kernel has switched since,
+    /// and the whole label is what the key requires. Returns how many labels have changed. This is for guests that have
+    /// not traced or patched their kernel meanwhile.
     ///
     /// # Errors
     /// As said.
     pub async fn untouched(&self, guest: &Guest) -> Result<usize, Failure> {
-        // So that no key is switched between the looks at the text and at the key.
+        // The guest is paused, so that no key is switched between reading the text and reading the key.
         guest.client.pause_vm(VM).await?;
         let now = guest.memory(self.start, self.bytes.len()).await?;
         let changed = self.changed(&now)?;
@@ -116,8 +116,8 @@ impl Text {
         Ok(changed.len())
     }
 
-    /// Fails if a byte is another now, unless it is of a site that the kernel patches while it runs, and
-    /// the site as a whole is what the kernel makes of such a site. Which sites have changed.
+    /// Fails if a byte has changed, unless it belongs to a site that the kernel patches while it runs, and the whole
+    /// site is what the kernel makes of such a site. Returns which sites have changed.
     ///
     /// # Errors
     /// As said.
@@ -126,7 +126,7 @@ impl Text {
         self.compare(&now)
     }
 
-    /// The same with text that has been read already.
+    /// As [`unchanged`](Self::unchanged), with text that has been read already.
     ///
     /// # Errors
     /// As said.
@@ -145,12 +145,12 @@ impl Text {
         Ok(changes)
     }
 
-    /// The sites that have changed. Fails at a byte that is of none.
+    /// Returns the sites that have changed. Fails at a changed byte that belongs to no site.
     ///
     /// # Errors
     /// As said.
     pub fn changed(&self, now: &[u8]) -> Result<Vec<(Range<u64>, &str)>, Failure> {
-        /// Compared at a time: what has changed is rare.
+        /// Bytes compared at a time: changes are rare.
         const BLOCK: usize = 4096;
         let mut found: Vec<(Range<u64>, &str)> = Vec::new();
         let blocks = self.bytes.chunks(BLOCK).zip(now.chunks(BLOCK));
@@ -177,9 +177,9 @@ impl Text {
         Ok(found)
     }
 
-    /// What the kernel patches at an address.
+    /// Returns the site that the kernel patches at an address, and its kind.
     fn site(&self, address: u64) -> Option<(Range<u64>, &str)> {
-        // They may overlap; a trampoline's range is long.
+        // Sites may overlap, as a trampoline's range is long.
         let at = self.listed(address..address + 1);
         let found = at
             .filter(|entry| PATCHED.contains(&words::blacklist_kind(entry.kind())))
@@ -187,13 +187,13 @@ impl Text {
         Some((found.start..found.end, words::blacklist_kind(found.kind())))
     }
 
-    /// Where in the text a range of its addresses is.
+    /// Converts a range of addresses into one of offsets in the text.
     fn offsets(&self, range: &Range<u64>) -> Range<usize> {
         (range.start - self.start) as usize..(range.end - self.start) as usize
     }
 
-    /// Whether a site that has changed is what the kernel makes of it: whole instructions, no breakpoint
-    /// at their beginning, and no branch to where the product has code.
+    /// Returns true if a site that has changed is what the kernel makes of it: whole instructions, no breakpoint at
+    /// their beginning, and no branch to where the product has code.
     fn is_whole(&self, site: &Range<u64>, kind: &str, now: &[u8]) -> bool {
         let bytes = &now[self.offsets(site)];
         if kind == "smp-lock" {
@@ -203,7 +203,7 @@ impl Text {
         let length: usize = code.iter().map(iced_x86::Instruction::len).sum();
         let first = code.first().map(iced_x86::Instruction::len);
         let leads_away = DIRECT.contains(&bytes[0]) && code[0].near_branch_target() < self.start;
-        // Behind a return the kernel fills a static call up with breakpoints.
+        // Behind a return, the kernel fills a static call with int3s.
         length == bytes.len() && first.is_some() && bytes[0] != INT3 && !leads_away
     }
 }

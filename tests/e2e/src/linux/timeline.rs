@@ -69,7 +69,7 @@ const LEVELS: [&str; 17] = [
     "late_sync",
 ];
 
-/// Fewer than any distribution's kernel has, and more.
+/// A range around the numbers that distributions' kernels have.
 const INITCALLS: std::ops::Range<usize> = 200..3000;
 
 fn timeline(cx: &Context) -> TestResult {
@@ -88,10 +88,9 @@ fn timeline(cx: &Context) -> TestResult {
     ))
 }
 
-/// Runs the command. It has a server of its own, which must have gone with its guest when the
-/// command has ended.
+/// Runs the command. It has a server of its own, which must have ended with its guest when the command has ended.
 fn report(cx: &Context) -> Result<Value, Failure> {
-    // Whatever the command leaves behind becomes a child of this process, which has no other one then.
+    // A process that the command leaves behind becomes a child of this process, which has no other one then.
     cx.end_kept()?;
     let adopt = |whether| {
         set_child_subreaper(whether)
@@ -117,7 +116,7 @@ fn report(cx: &Context) -> Result<Value, Failure> {
     serde_json::from_slice(&output.stdout).map_err(|error| wrong!("no JSON: {error}"))
 }
 
-/// Checks the stages; the time of the last one in microseconds.
+/// Checks the stages. Returns the time of the last one in microseconds.
 fn stages(report: &Value) -> Result<u64, Failure> {
     let reached = array(&report["stages"])?;
     let names: Vec<&str> = reached
@@ -139,7 +138,7 @@ fn stages(report: &Value) -> Result<u64, Failure> {
     Ok(times.last().copied().unwrap_or_default())
 }
 
-/// Checks the initcalls of a boot that took so many microseconds; their number.
+/// Checks the initcalls of a boot that took `end` microseconds. Returns their number.
 fn initcalls(initcalls: &Value, end: u64) -> Result<usize, Failure> {
     check_eq!(initcalls["missed"], 0, "missed initcalls");
     let mut calls = array(&initcalls["calls"])?.clone();
@@ -162,7 +161,7 @@ fn initcalls(initcalls: &Value, end: u64) -> Result<usize, Failure> {
         "the slowest aren't the first"
     );
 
-    // One vCPU calls one after the other.
+    // One vCPU makes the calls one after the other.
     calls.sort_by(|a, b| {
         let start = |call: &Value| call["start_ms"].as_f64().unwrap_or_default();
         start(a).total_cmp(&start(b))
@@ -192,7 +191,7 @@ fn array(value: &Value) -> Result<&Vec<Value>, Failure> {
     value.as_array().ok_or_else(|| wrong!("no list: {value}"))
 }
 
-/// This field of each, which must be milliseconds and not negative, in microseconds.
+/// Returns this field of each, in microseconds. It must be milliseconds and not negative.
 fn micros(list: &[Value], field: &str) -> Result<Vec<u64>, Failure> {
     let number = |value: &Value| {
         let number = value[field].as_f64().filter(|number| *number >= 0.0);

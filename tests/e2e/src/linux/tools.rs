@@ -1,4 +1,5 @@
-//! The guest's own tools on what we probe: kprobes, function tracers, static keys, debuggers.
+//! The guest's own tools at places that we probe: kprobes, function tracers, static keys,
+//! debuggers.
 
 use super::code::straight;
 use super::guest::{Guest, files};
@@ -41,7 +42,7 @@ pub const TESTS: &[Test] = &[
 const FUNCTION: &str = "__x64_sys_umask";
 const CALLS: u64 = 100;
 
-/// Our probes of these names have counted these calls.
+/// Checks that our probes of these names have counted these calls.
 async fn counted(guest: &Guest, names: &[&str], calls: u64) -> Result<(), Failure> {
     for name in names {
         let probe = guest.listed(name).await?;
@@ -50,8 +51,8 @@ async fn counted(guest: &Guest, names: &[&str], calls: u64) -> Result<(), Failur
     Ok(())
 }
 
-/// The guest's kprobe at the entry goes by its ftrace site, one further inside is an int3 of its
-/// own; both with ours behind them in the same function, and the other way round.
+/// The guest's kprobe at the entry uses the ftrace site, and one further inside is an int3 of its
+/// own. Our probes are behind each in the same function, and the other way round.
 fn kprobes(cx: &Context, kernel: &'static str) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::breakpoints(cx, kernel, 2).await?;
@@ -69,7 +70,7 @@ fn kprobes(cx: &Context, kernel: &'static str) -> TestResult {
         counted(&guest, &["ours", "ret"], CALLS).await?;
         guest.remove(&["ours", "ret"]).await?;
 
-        // Two instructions behind the entry: the guest's int3 first, ours on the next.
+        // The guest's int3 is two instructions behind the entry, and our probe is on the next one.
         let start = guest.symbol(FUNCTION).await?;
         let inside = straight(&guest, FUNCTION).await?;
         let entry = guest.probe(&ours).await?;
@@ -125,7 +126,7 @@ fn tracers(cx: &Context) -> TestResult {
 fn static_keys(cx: &Context) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, 4).await?;
-        // Functions whose jump labels are switched: where they can be probed, they are.
+        // Functions whose jump labels are switched. They are probed where that is possible.
         let others = [
             "__schedule",
             "ttwu_do_wakeup",
@@ -133,7 +134,7 @@ fn static_keys(cx: &Context) -> TestResult {
             "__run_timers",
         ];
         for name in others {
-            // Some kernels lack one, or keep it from being probed.
+            // Some kernels lack one, or don't let it be probed.
             let _refused = guest.probe(name).await;
         }
         guest.probe(&format!("ours={FUNCTION}")).await?;

@@ -47,7 +47,7 @@ pub const TESTS: &[Test] = &[
     },
 ];
 
-/// The same number of calls on each vCPU: of a jump that writes records, and then of the breakpoint in its place.
+/// Makes the same number of calls on each vCPU: of a jump that writes records, and then of the breakpoint in its place.
 fn hits(cx: &Context, vcpus: u32, calls: u64) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::new(cx, files::BZIMAGE_6_12, vcpus).await?;

@@ -31,7 +31,7 @@ pub const TESTS: &[Test] = &[
 
 /// The name that `vmprobe run` gives its VM.
 const VM: &str = "guest";
-/// What the shell's program is called as.
+/// Further names of the shell's program.
 const NAMES: [&str; 6] = ["sh", "cat", "echo", "poweroff", "seq", "stty"];
 /// PID 1: a shell on the virtio console, without line editing of its own.
 const INIT: &str = "#!/bin/sh
@@ -87,7 +87,7 @@ fn shell(cx: &Context, kernel: &'static str, release: &str) -> TestResult {
     for number in 0..LINES {
         terminal.type_line(&line(number))?;
     }
-    // Ctrl-D is the end of what is typed.
+    // Ctrl-D ends the input.
     terminal.type_bytes(&[4])?;
     let shown = terminal.wait_for("end\r\n")?;
     let expected: String = (0..LINES).map(|number| line(number) + "\r\n").collect();

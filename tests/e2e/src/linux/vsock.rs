@@ -34,13 +34,13 @@ pub const TESTS: &[Test] = &[
 
 const CID: u32 = 77;
 const CPUS: u32 = 2;
-/// The port of the host's that the guest connects to; the next one is the guest's.
+/// The host's port that the guest connects to. The guest's own port is the next one.
 const PORT: u32 = 5000;
 /// Connections in each direction.
 const CONNECTIONS: u32 = 1200;
 /// Processes of the host that connect to the guest at a time, as threads.
 const CALLERS: u32 = 3;
-/// One connection from the host in so many carries the most bytes.
+/// One of this many connections from the host carries the most bytes.
 const LONG_ONE_IN: u64 = 50;
 
 /// Functions that each connection, or each call on one, passes once; and two that packets pass. They are in three
@@ -55,12 +55,12 @@ const PROBES: [&str; 7] = [
     "packet_in=vmw_vsock_virtio_transport_common:virtio_transport_recv_pkt",
 ];
 
-/// Connects to a port of the guest's, as its users do. Returns the answer's line too.
+/// Connects to a port of the guest's, as a user of the socket does. Also returns the line of the answer.
 fn call(path: &Path, port: u32) -> io::Result<(UnixStream, String)> {
     let mut stream = UnixStream::connect(path)?;
     writeln!(stream, "CONNECT {port}")?;
     let mut line = String::new();
-    // What is behind the line stays in the stream.
+    // Bytes behind the line stay in the stream.
     BufReader::with_capacity(1, &stream).read_line(&mut line)?;
     if !line.starts_with("OK ") {
         return Err(io::Error::other(format!("the answer is {line:?}")));
@@ -68,8 +68,8 @@ fn call(path: &Path, port: u32) -> io::Result<(UnixStream, String)> {
     Ok((stream, line))
 }
 
-/// The conversation that `docs/guests.md` shows, which is with the first process that connects. Returns how many bytes
-/// come back.
+/// Makes the connection that `docs/guests.md` shows, with the first process that connects. Returns how many bytes come
+/// back.
 fn documented(path: &Path) -> io::Result<(String, u64)> {
     let (mut stream, mut lines) = call(path, PORT + 1)?;
     stream.write_all(b"hello\n")?;
@@ -97,7 +97,7 @@ fn connections(cx: &Context, kernel: &'static str) -> TestResult {
     };
     cx.block_on(async {
         let mut guest = Guest::hold_on(cx, &config, |command| {
-            // With folders that the owner names it is found in another way.
+            // If the owner of the server names folders, the socket is found in another way.
             if kernel == files::BZIMAGE_6_12 {
                 command.args(["--files", "/", "--writable-files"]);
                 command.arg(folder.path());

@@ -31,17 +31,17 @@ pub const TESTS: &[Test] = &[
 const VCPUS: u32 = 4;
 /// Processes started from each vCPU.
 const FORKS: u64 = 20;
-/// The kernel's count of processes, changed once for each under a lock (kernel/fork.c).
+/// The kernel's count of started processes. It is incremented under a lock (kernel/fork.c).
 const VARIABLE: &str = "total_forks";
-/// It is in memory that the kernel clears first (arch/x86/kernel/head64.c), and this function does it, byte
-/// by byte with one repeated instruction.
+/// The variable is in memory that the kernel clears first (arch/x86/kernel/head64.c). This function does it, byte by
+/// byte with one repeated instruction.
 const CLEARING: (&str, u64) = ("clear_bss", 0x40);
-/// Size of the variable: so many of those bytes are its own.
+/// Size of the variable: the number of those bytes that are its own.
 const SIZE: u64 = 8;
 
-/// How often a CPU tells of the zeros. Of a repeated instruction it tells after each repetition; where it
-/// writes faster than that, after a group of them (SDM volume 3, "Data Memory and I/O Breakpoint Exception
-/// Conditions"). QEMU writes all at once.
+/// How often a CPU reports the zeros. For a repeated instruction it reports after each repetition, or, where it writes
+/// faster than that, after a group of them (SDM volume 3, "Data Memory and I/O Breakpoint Exception Conditions"). QEMU
+/// writes all at once.
 fn told_of_zeros(place: Place) -> RangeInclusive<u64> {
     match place {
         Place::Host => 0..=SIZE,
@@ -52,7 +52,7 @@ fn told_of_zeros(place: Place) -> RangeInclusive<u64> {
 
 fn watched(cx: &Context) -> TestResult {
     cx.block_on(async {
-        // Before the first instruction: the other vCPUs come up later.
+        // Registered before the first instruction: the other vCPUs come up later.
         let config = Config {
             vcpus: VCPUS,
             probes: specs(&[&format!("w:forks {VARIABLE}")])?,
@@ -74,7 +74,7 @@ fn watched(cx: &Context) -> TestResult {
                     .fold(0, |n, byte| n << 8 | u64::from(*byte)),
             )
         };
-        // Every write since the start was seen: each adds one.
+        // Every write since the start was seen, as each adds one.
         let hits = guest.listed("forks").await?.hits;
         let (seen, lost) = events::next(&mut stream, hits).await?;
         check_eq!(lost, 0, "lost events");
@@ -123,8 +123,8 @@ fn watched(cx: &Context) -> TestResult {
 const CALLS: u64 = 50;
 /// The vCPU that one of the probes asks for.
 const ONE: u32 = 2;
-/// Watchpoints that each call meets once: it exchanges the mask, which is four bytes. Others read what is
-/// in the eight around it. One at a time: QEMU tells of one where several are met.
+/// Watchpoints that each call hits once: it exchanges the mask, which is four bytes. Other code reads the rest of the
+/// eight bytes around it. One watchpoint at a time: QEMU reports only one where several are hit.
 const WATCHED: [(&str, u64); 7] = [
     ("w", 1),
     ("w", 2),
@@ -147,7 +147,7 @@ fn by_vcpu(cx: &Context) -> TestResult {
             let text = format!("w:mask {start:#x}/{length}:{kind}");
             let mut stream = guest.client.events(VM, Vec::new()).await?;
             guest.probe(&text).await?;
-            // Another probe of the same bytes has the same debug register.
+            // Another probe on the same bytes shares the debug register.
             let of_one = format!("w:one {start:#x}/{length}:{kind} count if=cpu=={ONE}");
             guest.probe(&of_one).await?;
             must(&mut guest, &format!("calls umask {CALLS}")).await?;
@@ -181,7 +181,7 @@ fn rip(event: &Event) -> u64 {
     event.registers.map_or(0, |registers| registers.rip)
 }
 
-/// There are four debug registers, and what they watch is aligned.
+/// Checks the refusals: there are four debug registers, and what they watch is aligned.
 async fn refusals(guest: &Guest, address: u64) -> Result<(), Failure> {
     for index in 1..4 {
         guest

@@ -44,7 +44,7 @@ const LONGEST_INSTRUCTION: usize = 15;
 fn sweep(cx: &Context, kernel: &'static str) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::breakpoints(cx, kernel, 2).await?;
-        // Once without probes: what the kernel patches when something is used for the first time.
+        // Once without probes, so that the kernel patches first what it patches at a first use.
         guest.work("sweep count=1").await?;
         let mut phases = Phases::default();
         let text = phases.time("text", Text::of(&guest)).await?;
@@ -58,7 +58,7 @@ fn sweep(cx: &Context, kernel: &'static str) -> TestResult {
             .into_iter()
             .partition(|function| function.is_return_thunk());
         let mut account = Account::new(&functions, &text);
-        // What the list has can't be probed, each of it.
+        // Each function of the blacklist must be refused.
         for function in listed {
             let place = [function.place.clone()];
             let offered = phases.time("refusals", offer(&guest, &place)).await?;
@@ -97,7 +97,7 @@ fn sweep(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// What the batches came to.
+/// The results of all batches.
 #[derive(Debug, Default)]
 struct Totals {
     hit: usize,
@@ -142,7 +142,7 @@ impl Totals {
     }
 }
 
-/// All that can't be probed, or what covers symbols of this pattern.
+/// Returns the blacklist, or its entries that cover symbols of this pattern.
 ///
 /// # Errors
 /// Those of the call.
@@ -155,7 +155,7 @@ pub async fn blacklist(guest: &Guest, pattern: &str) -> Result<Vec<BlacklistEntr
     Ok(all)
 }
 
-/// Those of the places that take a probe. None stays there.
+/// Returns those of the places that take a probe. No probe stays.
 ///
 /// # Errors
 /// If the server fails otherwise than by refusing one.

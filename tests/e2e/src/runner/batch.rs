@@ -15,13 +15,13 @@ use crate::context::{Context, Place};
 use crate::test::{Failure, Needs, Outcome, Test};
 use crate::tests;
 
-/// How long a test may take. Only a net: no test waits for time.
+/// How long a test may take. This only ends tests that hang: no test waits for time.
 const LIMIT_TINY: Duration = Duration::from_secs(240);
 const LIMIT_LINUX: Duration = Duration::from_secs(600);
 /// The same where the CPU is emulated instruction by instruction.
 const LIMIT_LINUX_INTEL: Duration = Duration::from_secs(1800);
 
-/// What is told of a test.
+/// What is reported of a test.
 pub struct Told {
     pub outcome: Outcome,
     /// What the test wrote.
@@ -30,8 +30,8 @@ pub struct Told {
     pub millis: u64,
 }
 
-/// Runs tests in one child of this process, up to the first that hangs or crashes. `tell` is called behind each. How many
-/// have run: one at least.
+/// Runs tests in one child of this process, up to the first that hangs or crashes. `tell` is called after each. Returns
+/// how many have run, which is one at least.
 ///
 /// # Errors
 /// If a process can't be started or waited for, and those of `tell`.
@@ -76,7 +76,7 @@ fn run_in(
         };
         let millis = started.elapsed().as_millis() as u64;
         let mut output = Vec::new();
-        // What a process that still runs writes further on is of the next test.
+        // A process that still runs may write more. That output counts as the next test's.
         let read = log.read_to_end(&mut output);
         read.map_err(|e| RunError::Io("read a log", e))?;
         let output = String::from_utf8_lossy(&output).into_owned();
@@ -136,7 +136,7 @@ impl Process {
         let (told, outcomes) = mpsc::channel();
         thread::spawn(move || {
             let lines = output.into_iter().flat_map(|it| BufReader::new(it).lines());
-            // What else is on standard output is none.
+            // Other lines on standard output aren't outcomes.
             let outcomes = lines
                 .map_while(Result::ok)
                 .filter_map(|line| serde_json::from_str(&line).ok());
@@ -158,7 +158,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         let group = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
-        // It may have gone already, and what a crashed test left running may be there.
+        // The process may be gone already. Processes that a crashed test has left running may still be in its group.
         let _ = group.map(|group| kill_process_group(group, Signal::KILL));
         let _ = self.child.wait();
     }

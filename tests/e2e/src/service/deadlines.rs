@@ -1,5 +1,5 @@
-//! Calls that end before what they wait for: by their deadline, or because their client gives up. Nothing is left of
-//! them, and nothing is half done.
+//! Calls that end before what they wait for: by their deadline, or because their client gives up. They leave nothing
+//! behind, and nothing half done.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -64,7 +64,7 @@ pub const TESTS: &[Test] = &[
 const VM: &str = "waiting";
 /// The VM that is never finished.
 const ENDLESS: &str = "endless";
-/// The time of a call that is to end by it.
+/// The deadline of a call that is to end by it.
 const SHORT: Duration = Duration::from_millis(300);
 
 /// A call that waits.
@@ -96,7 +96,7 @@ impl Call {
         Self::Watch,
     ];
 
-    /// What metrics call it.
+    /// The name of its method in metrics.
     fn method(self) -> String {
         let service = match self {
             Self::CreateVm | Self::WaitVm => "VmService",
@@ -112,7 +112,7 @@ impl Call {
         format!("{service}/{self:?}")
     }
 
-    /// What metrics count it among while it is under way.
+    /// The kind under which metrics count it while it is under way.
     fn kind(self) -> &'static str {
         match self {
             Self::CreateVm => "call",
@@ -120,8 +120,8 @@ impl Call {
         }
     }
 
-    /// Returns true if its client sends messages. When it gives the call up it ends them first, and the server may end the
-    /// call by that.
+    /// Returns true if its client sends messages. A client that gives such a call up ends its messages first, and the
+    /// server may end the call because of that.
     fn has_messages(self) -> bool {
         matches!(
             self,
@@ -129,7 +129,7 @@ impl Call {
         )
     }
 
-    /// Makes the call; returns how it ends.
+    /// Makes the call, and returns how it ends.
     async fn make(self, guest: Waiting, time: Option<Duration>) -> Status {
         match self.answer(guest, time).await {
             Ok(()) => Status::ok("it has ended by itself"),
@@ -240,11 +240,11 @@ impl Call {
     }
 }
 
-/// A stream of requests with this one, which ends when the sender is dropped: a client that gives a call up sends nothing
-/// more.
+/// Returns a stream of requests that has this one, and that ends when the sender is dropped: a client that gives a call
+/// up sends no more.
 fn first_of<T>(first: T) -> (mpsc::Sender<T>, ReceiverStream<T>) {
     let (sender, requests) = mpsc::channel(1);
-    // There is room for one.
+    // The channel has room for one.
     let _ = sender.try_send(first);
     (sender, ReceiverStream::new(requests))
 }
@@ -270,7 +270,7 @@ async fn all<T>(
 #[derive(Clone, Debug)]
 struct Waiting {
     bare: Bare,
-    /// A bzImage that never has unpacked itself.
+    /// A bzImage that never finishes unpacking itself.
     endless: PathBuf,
 }
 
@@ -323,7 +323,7 @@ impl Guest {
         http::get_by_socket(&self.folder.path().join("metrics"), "/metrics").await
     }
 
-    /// Looks until the samples that begin so have this sum.
+    /// Waits until the samples whose names begin with `samples` have this sum.
     async fn until(&self, samples: &str, expected: u32) -> Result<(), Failure> {
         loop {
             let metrics = self.metrics().await?;
@@ -335,14 +335,14 @@ impl Guest {
         }
     }
 
-    /// Looks until there are so many calls of this kind under way.
+    /// Waits until `count` calls of this kind are under way.
     async fn under_way(&self, kind: &str, count: u32) -> Result<(), Failure> {
         let sample = format!("vmprobe_calls_in_progress{{kind=\"{kind}\"}}");
         self.until(&sample, count).await
     }
 
-    /// How many calls have ended, by method and code as metrics tell them. A call may be counted after its client has its
-    /// answer, so it waits until none is under way.
+    /// Returns how many calls have ended, by method and code as in metrics. A call may be counted after its client has
+    /// its answer, so this waits until none is under way.
     async fn ended(&self) -> Result<BTreeMap<String, String>, Failure> {
         self.until("vmprobe_calls_in_progress{", 0).await?;
         let metrics = self.metrics().await?;
@@ -353,7 +353,7 @@ impl Guest {
         Ok(ended.collect())
     }
 
-    /// Checks that since then one call has ended, of this method and with this code, or with any.
+    /// Checks that since then one call of this method has ended, with this code, or with any.
     async fn check_ended(
         &self,
         before: &BTreeMap<String, String>,
@@ -374,9 +374,9 @@ impl Guest {
         Ok(())
     }
 
-    /// Checks that nothing is left of a call.
+    /// Checks that a call has left nothing behind.
     async fn nothing_left(&self, call: Call) -> Result<(), Failure> {
-        // A VM's process learns it a moment later.
+        // A VM's process notices it a moment later.
         let streams = format!("vmprobe_event_streams{{vm=\"{VM}\"}}");
         self.until(&streams, 0).await?;
         while self.server.vm_processes()?.len() > 1 {
@@ -403,7 +403,7 @@ fn ended(cx: &Context) -> TestResult {
                 .await?;
             guest.nothing_left(call).await?;
         }
-        // Another debugger and another client of hits are let in, which is no error of two at a time.
+        // Another debugger and another client that answers hits are let in: the place of the first one is free again.
         for call in [Call::Debug, Call::HandleHits] {
             let status = call.make(guest.waiting.clone(), Some(SHORT)).await;
             check_eq!(status.code(), Code::DeadlineExceeded, "{call:?}: {status}");
@@ -449,12 +449,12 @@ fn without_message(cx: &Context) -> TestResult {
 
 /// A method of the protocol.
 struct Method {
-    /// What metrics call it.
+    /// Its name in metrics.
     name: String,
     path: PathAndQuery,
 }
 
-/// All that there are.
+/// Returns all methods.
 fn methods() -> Result<Vec<Method>, Failure> {
     let set = FileDescriptorSet::decode(v1::FILE_DESCRIPTOR_SET);
     let set = set.map_err(|error| wrong!("the protocol's descriptors: {error}"))?;
@@ -472,7 +472,7 @@ fn methods() -> Result<Vec<Method>, Failure> {
     Ok(methods)
 }
 
-/// Calls a method whose messages all have no fields.
+/// Calls a method with a message without fields.
 async fn call_with_nothing(
     bare: Bare,
     path: PathAndQuery,
@@ -487,7 +487,7 @@ async fn call_with_nothing(
     Ok(answer.err().map_or(Code::Ok, |status| status.code()))
 }
 
-/// Calls each method that the protocol has, with nothing.
+/// Calls each method of the protocol with an empty message and no time.
 fn no_time(cx: &Context) -> TestResult {
     cx.block_on(async {
         let server = Server::start(cx)?;
@@ -510,7 +510,7 @@ fn batches(cx: &Context) -> TestResult {
         let count = async || {
             let stats = guest.client.vm_stats(VM, 0, ProbeOrder::Unspecified, 0);
             let sums = stats.await?.probe_sums.unwrap_or_default();
-            // Without the one that is always there.
+            // Without the probe that is always there.
             Ok::<_, Failure>(sums.count - 1)
         };
         let mut answered = 0;
@@ -536,7 +536,7 @@ fn batches(cx: &Context) -> TestResult {
                     check_eq!(status.code(), Code::DeadlineExceeded, "{time} ms: {status}");
                 }
             }
-            // It may still come to its end a little later, but never stop in between.
+            // The registration may still be completed a little later, but must never stop in the middle.
             for _ in 0..20 {
                 let count = count().await?;
                 check!(

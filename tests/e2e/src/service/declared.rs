@@ -57,7 +57,7 @@ fn come_back(cx: &Context) -> TestResult {
         let server = self::server(cx, folder, &file)?;
         let client = server.client().await?;
         is_probed(&client).await?;
-        // It is told of, and harms no other.
+        // It is reported, and doesn't affect the others.
         let expected = "can't be made as declared";
         while !log(folder)?.contains(expected) {}
         check!(log(folder)?.contains("broken"), "{}", log(folder)?);

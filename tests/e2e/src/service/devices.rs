@@ -1,4 +1,4 @@
-//! Devices that can't be had.
+//! Devices that can't be made.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -23,7 +23,7 @@ pub const REFUSED: Test = Test {
 /// Files that can't be devices.
 struct Files {
     folder: TempDir,
-    /// A disk that somebody has locked, and what holds the lock.
+    /// A disk that a process has locked, and that lock.
     busy: String,
     _lock: File,
 }

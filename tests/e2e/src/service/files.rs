@@ -38,7 +38,7 @@ pub const SWAPPED: Test = Test {
     run: swapped,
 };
 
-/// The content of a file outside, which no answer may have.
+/// The content of a file outside. No answer may contain it.
 const SECRET: &str = "root:$y$j9T$secret";
 
 /// A field of a request that a path is put into.
@@ -80,7 +80,7 @@ const FIELDS: [Field; 8] = [
     }),
 ];
 
-/// A folder for clients, and what is outside.
+/// A folder for clients, and files outside of it.
 struct Host {
     folder: TempDir,
 }
@@ -118,7 +118,7 @@ impl Host {
         }
     }
 
-    /// Paths that lead out: of each pair, the first is there and the second isn't.
+    /// Paths that lead out of the folder: of each pair, the first exists and the second doesn't.
     fn pairs(&self) -> Vec<[String; 2]> {
         let pair = |one: &str, other: &str| [self.path(one), self.path(other)];
         let own = |name: &str| name.to_owned();
@@ -145,10 +145,10 @@ async fn refusal(client: &Client, request: CreateVmRequest) -> Result<ClientErro
     }
 }
 
-/// Pairs that each field is given; the first one is given all.
+/// The range of pairs that each field is given; the first field is given all.
 const PAIRS_OF_EACH: [usize; 2] = [0, 3];
 
-/// Checks that paths are refused in each of the fields, and in words that don't tell whether they are there.
+/// Checks that paths are refused in each of the fields, with messages that don't tell whether the files exist.
 async fn all_refused(host: &Host, client: &Client, fields: &[Field]) -> Result<(), Failure> {
     for (index, (field, put)) in fields.iter().enumerate() {
         let mut texts = Vec::new();
@@ -179,10 +179,10 @@ fn folders(cx: &Context) -> TestResult {
     cx.block_on(async {
         let alice = remote.client("alice").await?;
         all_refused(&host, &alice, &FIELDS).await?;
-        // The owner's folders are for those who come by the socket as well.
+        // The owner's folders also limit clients of the socket.
         let own = remote.server.client().await?;
         all_refused(&host, &own, &FIELDS[..1]).await?;
-        // What is below is found, and not told of.
+        // Files in the folder are found, but nothing is told about their content.
         let below = host.path("files/inner/file");
         for (field, put) in [FIELDS[0], FIELDS[2]] {
             let mut request = host.request();
@@ -231,7 +231,7 @@ fn none(cx: &Context) -> TestResult {
         );
         pass()
     })?;
-    // A folder that is none is told before anybody comes.
+    // If the named folder is none, the server says so at its start.
     let started = Server::start_with(cx, |command| {
         command.args(["--files", &host.path("outside/file")]);
     });
@@ -239,7 +239,7 @@ fn none(cx: &Context) -> TestResult {
     pass()
 }
 
-/// Outside is a kernel; below the folder, in its place, is none.
+/// A path is swapped between a file outside, which is a kernel, and one in the folder, which is none.
 fn swapped(cx: &Context) -> TestResult {
     const ROUNDS: usize = 40;
     let host = Host::new()?;

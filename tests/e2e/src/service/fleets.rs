@@ -27,8 +27,8 @@ pub const TRACED: Test = Test {
 
 /// Events of each server that are looked at.
 const EACH: usize = 20;
-/// Ticks of the guest's counter between two hits: some milliseconds, so that nobody falls behind. In the AMD lab, whose
-/// counter runs as the host's and whose instructions take far longer, ten times as many.
+/// Ticks of the guest's counter between two hits: some milliseconds, so that no reader of events falls behind. Ten
+/// times as many in the AMD lab, whose counter runs at the host's rate and whose instructions take far longer.
 fn pace(place: Place) -> i32 {
     match place {
         Place::Host | Place::LabIntel => 10_000_000,
@@ -36,7 +36,7 @@ fn pace(place: Place) -> i32 {
     }
 }
 
-/// A server at an address that another one can take after it.
+/// A server at an address that another server can use after it.
 fn server(cx: &Context, socket: &Path) -> Result<Server, Failure> {
     let server = Server::start_with(cx, |command| {
         command.args(["--listen", &format!("unix:{}", socket.display())]);
@@ -69,7 +69,7 @@ fn kernel(pace: i32) -> Result<Vec<u8>, Failure> {
     })?)
 }
 
-/// A guest that goes through `body`, if it isn't held.
+/// Makes a guest that goes through `body`, and starts it unless `hold`.
 async fn run_guest(client: &Client, kernel: &Path, name: &str, hold: bool) -> Result<(), Failure> {
     let request = CreateVmRequest {
         name: name.into(),
@@ -112,7 +112,7 @@ impl Trace {
         })
     }
 
-    /// The host of the next event, whose VM and time are checked.
+    /// Returns the host of the next event, and checks the event's VM and time.
     fn next(&mut self) -> Result<String, Failure> {
         let mut line = String::new();
         let read = self.lines.read_line(&mut line);
@@ -122,7 +122,7 @@ impl Trace {
         let text = |field: &str| event[field].as_str().unwrap_or_default().to_owned();
         check_eq!(text("probe"), "pass", "the probe in {line}");
         check!(text("vm").starts_with("web-"), "{line}");
-        // Of the same length, so that their order is that of the times.
+        // Times have the same length, so that their order as texts is that in time.
         let time = text("time");
         check!(
             time.len() == "2026-11-27T12:00:00.123456789Z".len() && time >= self.last,
@@ -133,7 +133,7 @@ impl Trace {
         Ok(text("host"))
     }
 
-    /// Reads until so many events of a host have come.
+    /// Reads until this many events of a host have come.
     fn until(&mut self, host: &str) -> Result<(), Failure> {
         let mut left = EACH;
         while left > 0 {
@@ -193,14 +193,14 @@ fn traced(cx: &Context) -> TestResult {
         let two = server(cx, &sockets[1])?;
         let client = two.client().await?;
         run_guest(&client, kernel, "web-2", false).await?;
-        // Events from before may still be on their way.
+        // Events from before may still arrive.
         while notes()?.matches("two/web-2: 1 probes").count() < 2 {
             trace.next()?;
         }
         trace.until("two")?;
 
         Process(trace.child.id()).signal(libc::SIGINT)?;
-        // It goes on writing until it has noticed.
+        // The command goes on writing until it notices the end of its output.
         while trace.next().is_ok() {}
         let status = trace
             .child

@@ -1,4 +1,4 @@
-//! Images: files that clients hand over.
+//! Images: files that clients upload.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -175,7 +175,7 @@ fn uploads(cx: &Context) -> TestResult {
             check_eq!(status.code(), code, "the code of {status:?}");
             check!(status.message().contains(part), "{status:?}, not {part}");
         }
-        // One that sends nothing more has its end, and so has one whose client goes away.
+        // An upload whose client stops sending is ended, and so is one whose client goes away.
         let (parts, stream) = mpsc::channel(2);
         let first = UploadImageRequest {
             part: Some(begin("", 4, TEST)),
@@ -223,9 +223,9 @@ fn uploads(cx: &Context) -> TestResult {
             tokio::task::yield_now().await;
         }
         while upload(&server, whole()).await.is_err() {}
-        // The same again costs nothing; another one is one too many.
+        // The same content again takes no quota; another one is one too many.
         upload(&server, vec![begin("named", 4, TEST)]).await?;
-        // Nor is an answer kept waiting by content that nobody needs.
+        // Nor does an answer wait for content that isn't needed.
         let mut more = vec![begin("", 4, TEST)];
         more.extend(vec![chunk(&vec![7; mib]); 16]);
         upload(&server, more).await?;
@@ -264,7 +264,7 @@ fn crash(cx: &Context) -> TestResult {
         while entries(&kept.join("unfinished"))? == 0 {
             tokio::task::yield_now().await;
         }
-        // The folder is this server's alone.
+        // Only one server may use the folder.
         let second = Command::new(cx.program("vmprobed"))
             .arg("--images")
             .arg(&kept)
@@ -403,7 +403,7 @@ fn clients(cx: &Context) -> TestResult {
         &["image", "push", "/nowhere"],
         "can't read /nowhere",
     )?;
-    // A path of the host's is none of its.
+    // The client may name no path of the host's.
     refused(
         "bob",
         &[
@@ -416,7 +416,7 @@ fn clients(cx: &Context) -> TestResult {
         ],
         "may name no files of its host",
     )?;
-    // Both have it, and it is there until the last has deleted it.
+    // Both clients have the image, and it exists until the last has deleted it.
     check_eq!(
         remote.done("bob", &["image", "push", &file])?,
         digest,

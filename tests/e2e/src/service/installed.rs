@@ -27,7 +27,7 @@ pub const COMPLETED: Test = Test {
     run: completed,
 };
 
-/// Longest wait for a message. Only a net: no test waits for time.
+/// Longest wait for a message. This only ends a hanging test: no test waits for time.
 const LIMIT: Duration = Duration::from_secs(120);
 
 fn configured(cx: &Context) -> TestResult {
@@ -60,7 +60,7 @@ fn configured(cx: &Context) -> TestResult {
     pass()
 }
 
-/// The next message to the service manager.
+/// Returns the next message to the service manager.
 fn told(socket: &UnixDatagram) -> Result<String, Failure> {
     let mut message = [0; 256];
     loop {

@@ -1,4 +1,4 @@
-//! What clients can't make the server do: wait for a file, or take more than its limits.
+//! Limits that clients can't exceed: waiting for a file, and the server's other limits.
 
 use std::process::Command;
 
@@ -94,7 +94,7 @@ async fn refusal(client: &Client, request: CreateVmRequest) -> Result<String, Fa
     }
 }
 
-/// That something was refused as a limit of the server, with the option that raises it.
+/// Checks that something was refused by a limit of the server, and that the refusal names the option that raises it.
 fn check_limit(refusal: &str, option: &str) -> Result<(), Failure> {
     check!(
         refusal.starts_with("ResourceExhausted") && refusal.contains(option),
@@ -136,7 +136,7 @@ fn files(cx: &Context) -> TestResult {
                         Ok(_) => return Err(wrong!("{request:?} was accepted")),
                         Err(error) => format!("{error:?}: {error}"),
                     };
-                    // Beside each other they may be more than the server takes at a time.
+                    // Several at the same time may be more than the server accepts.
                     check!(
                         ["InvalidArgument", "ResourceExhausted"]
                             .iter()
@@ -157,8 +157,8 @@ fn files(cx: &Context) -> TestResult {
     })
 }
 
-/// A call whose request never comes. It tries until it is let in: another call may have the last place
-/// for a moment.
+/// Makes a call whose request never comes. It retries until it is let in: another call may have the last place for a
+/// moment.
 pub async fn unfinished(channel: Channel) -> Result<(), Status> {
     let mut grpc = Grpc::new(channel);
     loop {
@@ -183,7 +183,7 @@ fn calls(cx: &Context) -> TestResult {
         }
         let client = server.client().await?;
         let mut health = HealthClient::new(server.channel().await?);
-        // As soon as both have come.
+        // Retries until both calls have arrived.
         let refused = loop {
             if let Err(error) = client.list_vms().await {
                 break format!("{error:?}: {error}");
@@ -198,7 +198,7 @@ fn calls(cx: &Context) -> TestResult {
         health.check(HealthCheckRequest::default()).await?;
         held.abort_all();
         while held.join_next().await.is_some() {}
-        // As soon as the server knows that they have gone.
+        // Retries until the server has noticed that they are gone.
         while client.list_vms().await.is_err() {}
         pass()
     })
@@ -224,14 +224,14 @@ fn streams(cx: &Context) -> TestResult {
         check!(refused.message().contains("--max-streams"), "{refused}");
         server.client().await?.list_vms().await?;
         drop(first);
-        // As soon as the server knows that it has gone.
+        // Retries until the server has noticed that it is gone.
         while watch().await.is_err() {}
         drop(second);
         pass()
     })
 }
 
-/// With room for one event, each batch is one event, and all others are lost and counted.
+/// If the queue has room for one event, each batch is one event, and all others are lost and counted.
 fn queue(cx: &Context) -> TestResult {
     let kernel = sessions::kernel()?;
     cx.block_on(async {

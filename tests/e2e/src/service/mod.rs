@@ -1,4 +1,4 @@
-//! The server as clients see it, as far as that needs no guest, and what `doctor` says.
+//! The server as clients see it, without any guest, and the report of `doctor`.
 
 pub mod deadlines;
 mod declared;
@@ -116,7 +116,7 @@ fn health_and_reflection(cx: &Context) -> TestResult {
     })
 }
 
-/// The names of the services, by one version of the reflection protocol, and that a file is
+/// Checks the names of the services, by one version of the reflection protocol, and that a file is
 /// described.
 macro_rules! services {
     ($name:ident, $version:ident) => {
@@ -211,7 +211,7 @@ fn bad_kernels(cx: &Context) -> TestResult {
         memory_mib: 64,
         ..Default::default()
     };
-    // More than the guest's memory, and no byte of it on the disk.
+    // Larger than the guest's memory, but sparse.
     let large = write("large", &[])?;
     std::fs::File::options()
         .write(true)
@@ -302,7 +302,7 @@ fn all_refused(cx: &Context, cases: &[Refused]) -> TestResult {
     cx.block_on(async {
         let server = Server::start(cx)?;
         let client = server.client().await?;
-        // The first calls start the runtime's own threads.
+        // The first calls start the runtime's own threads and open files.
         for (request, ..) in cases {
             let _refused = client.create_vm(request.clone()).await;
         }
@@ -320,7 +320,7 @@ fn all_refused(cx: &Context, cases: &[Refused]) -> TestResult {
             check!(error.to_string().contains(*message), "{request:?}: {error}");
         }
         check_eq!(client.list_vms().await?.len(), 0, "VMs left behind");
-        // A process ends when it learns that nobody wants its VM: soon, but not at once.
+        // A process ends when it learns that its VM isn't wanted: soon, but not at once.
         while !server.vm_processes()?.is_empty() || process.open_files()? > files {
             tokio::task::yield_now().await;
         }
@@ -328,7 +328,7 @@ fn all_refused(cx: &Context, cases: &[Refused]) -> TestResult {
     })
 }
 
-/// In the lab the report is known; elsewhere it must agree with what it measured.
+/// In the lab the report is known; elsewhere it must be consistent with its measurements.
 fn doctor(cx: &Context) -> TestResult {
     let output = Command::new(cx.program("vmprobed"))
         .args(["doctor", "--json"])
@@ -362,14 +362,15 @@ fn doctor(cx: &Context) -> TestResult {
         .unwrap_or_default();
     let expected: &[&str] = match cx.place {
         Place::LabAmd | Place::LabIntel => &["debug_exit"],
-        // What upstream KVM and one that emulates the kernel do; empty where there is no KVM.
+        // The results of upstream KVM and of one that emulates the kernel; empty if there is no
+        // KVM.
         Place::Host => &["debug_exit", "internal_error", ""],
     };
     check!(
         expected.contains(&shape),
         "int3 has the shape {shape:?}: {verdict}"
     );
-    // What a server says to its clients is the same.
+    // A server must report the same to its clients.
     cx.block_on(async {
         let server = Server::start(cx)?;
         let host = Client::connect(&server.endpoint).await?.get_host().await?;

@@ -33,7 +33,7 @@ const DEVICE: &str = "/dev/kvm";
 /// open any file.
 const OPEN_ANY_FILE: [libc::c_ulong; 2] = [1, 2];
 
-/// What stands in for the device's folder or the device.
+/// What covers the device's folder or the device.
 enum Cover {
     /// An empty folder over `/dev`.
     Folder,

@@ -1,4 +1,4 @@
-//! The images of others: seen and deleted by those who control all VMs.
+//! The images of other clients: seen and deleted only by clients that may control all VMs.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ pub const OWNERS: Test = Test {
     run: owners,
 };
 
-/// Has a client of the list use some VMs only.
+/// Restricts a client of the list to some VMs.
 fn restrict(remote: &Remote, client: &str) -> Result<(), Failure> {
     let list = remote.certs().join("clients.toml");
     let text = fs::read_to_string(&list).map_err(Failure::io("read the list"))?;
@@ -48,14 +48,14 @@ fn owners(cx: &Context) -> TestResult {
     let all = ["image", "list", "--all"];
     let remove = ["image", "remove", "linux", "--owner", "client:alice"];
     for client in ["carol", "dave"] {
-        // A list that has changed is read a moment later.
+        // The server reads a changed list a moment later.
         while remote.run(client, &all)?.status.success() {}
         let output = remote.run(client, &all)?;
         check!(errors(&output).contains(refused), "{}", errors(&output));
     }
     let output = remote.run("dave", &remove)?;
     check!(errors(&output).contains(refused), "{}", errors(&output));
-    // Its own it may name so.
+    // A client may name itself as the owner.
     let own = ["image", "list", "--owner", "client:dave"];
     check_eq!(remote.done("dave", &own)?, "", "images of dave");
 
@@ -66,7 +66,7 @@ fn owners(cx: &Context) -> TestResult {
         .collect();
     check_eq!(owners, ["client:alice", "client:bob"], "owners");
     cx.block_on(async {
-        // The server's own user, by the socket.
+        // By the socket, the client is the server's own user.
         let owner = remote.server.client().await?;
         check_eq!(owner.list_images().await?.len(), 0, "the owner's images");
         let images = owner.list_images_of("*").await?;

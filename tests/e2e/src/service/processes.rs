@@ -1,4 +1,4 @@
-//! The processes of VMs: what becomes of them, and of others, when one dies.
+//! The processes of VMs: what happens to them, and to others, when one dies.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -136,7 +136,7 @@ fn server_killed(cx: &Context) -> TestResult {
         let processes = server.vm_processes()?;
         check_eq!(processes.len(), 2, "processes of VMs");
         server.process().signal(libc::SIGKILL)?;
-        // They learn of it by their sockets: soon, but not at once.
+        // They notice it by their sockets: soon, but not at once.
         while processes.iter().any(|process| process.exists()) {
             tokio::task::yield_now().await;
         }

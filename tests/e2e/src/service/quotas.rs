@@ -1,5 +1,5 @@
-//! One too many of each thing that the server limits: the refusal names the option that sets the limit, for people and
-//! for programs.
+//! One too many of each thing that the server limits. The refusal names the option that sets the limit, in its message
+//! and in a field.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -39,13 +39,13 @@ pub const QUOTAS: Test = Test {
 
 /// The VM of a server.
 const VM: &str = "limited";
-/// Between two tries.
+/// Time between two tries.
 const PAUSE: Duration = Duration::from_millis(5);
 /// More than a MiB.
 const LARGE: usize = 2 << 20;
 
-/// What there is one too many of, with the limit that is to be set for it. Those with several limits are of one that is
-/// smaller than the others.
+/// Limits of which one too many is tried, with the value that is set. For things with several limits, the one under
+/// test is smaller than the others.
 const LIMITS: [(&str, &str); 14] = [
     ("--max-vms", "1"),
     ("--max-guest-memory", "64"),
@@ -63,7 +63,7 @@ const LIMITS: [(&str, &str); 14] = [
     ("--max-request", "1"),
 ];
 
-/// What beyond this limit waits, and isn't refused.
+/// The limit beyond which calls wait and aren't refused.
 const WAITS: &str = "--max-creations";
 
 fn quotas(cx: &Context) -> TestResult {
@@ -126,7 +126,7 @@ impl Limited {
         self.folder.path().join("kernel")
     }
 
-    /// How the first call ends that is beyond the limit.
+    /// Returns how the first call beyond the limit ends.
     async fn one_too_many(&self, option: &str) -> Result<Status, Failure> {
         let refused = match option {
             "--max-vms" | "--max-guest-memory" => {
@@ -175,7 +175,7 @@ impl Limited {
                     let first = tokio_stream::once(begin(1)).chain(pending());
                     tokio::spawn(async move { images.upload_image(first).await.map(drop) })
                 };
-                // One that ends has other reasons.
+                // An upload that ends otherwise was let in.
                 let refused = async || match self.upload(1).await {
                     status if status.code() == Code::ResourceExhausted => Err(status),
                     _ => Ok(()),
@@ -188,7 +188,7 @@ impl Limited {
                 images.upload_image(tokio_stream::iter(content)).await?;
                 Some(self.upload(5).await)
             }
-            // Limits of bytes.
+            // Limits in bytes.
             _ => Some(self.upload(LARGE as u64).await),
         };
         refused.ok_or_else(|| wrong!("{option} limits nothing"))
@@ -227,7 +227,7 @@ impl Limited {
         probes.register_probes(request).await.map(drop)
     }
 
-    /// A call beside one whose request never comes.
+    /// Makes a call beside one whose request never comes.
     async fn call_too_many(&self) -> Status {
         let hold = || {
             let channel = self.channel.clone();
@@ -259,7 +259,7 @@ impl Limited {
         Ok(session)
     }
 
-    /// How an upload ends that begins with so many bytes, and has none.
+    /// Returns how an upload ends that announces `size` bytes and sends none.
     async fn upload(&self, size: u64) -> Status {
         let mut images = ImageServiceClient::new(self.channel.clone());
         let ended = images.upload_image(tokio_stream::once(begin(size))).await;
@@ -267,8 +267,8 @@ impl Limited {
     }
 }
 
-/// How a call is refused beside one that is held. The two come in any order, so each is made again until the other one is
-/// there.
+/// Returns how a call is refused beside one that is held. The two arrive in any order, so each is retried until the
+/// other one is there.
 async fn beside<T>(
     hold: impl Fn() -> JoinHandle<T>,
     mut call: impl AsyncFnMut() -> Result<(), Status>,
@@ -282,7 +282,7 @@ async fn beside<T>(
         if held.is_finished() {
             held = hold();
         }
-        // The place is free for the other one.
+        // Leaves the place free for the held call.
         sleep(PAUSE).await;
     }
 }
@@ -291,7 +291,7 @@ fn part(part: Part) -> UploadImageRequest {
     UploadImageRequest { part: Some(part) }
 }
 
-/// The beginning of an image of so many bytes; one of 4 bytes is `test`.
+/// The first message of an image of `size` bytes; one of 4 bytes is `test`.
 fn begin(size: u64) -> UploadImageRequest {
     const TEST: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
     part(Part::Begin(BeginImage {

@@ -1,5 +1,6 @@
-//! A server in a sandbox of somebody else's: systemd's `RestrictNamespaces=`, and those of container engines, let no
-//! process call `clone3`, whose arguments a filter of system calls doesn't see. Threads are started by `clone` then.
+//! A server in a sandbox of the service manager's or a container engine's. systemd's `RestrictNamespaces=`, and those
+//! of container engines, let no process call `clone3`, whose arguments a filter of system calls doesn't see. Threads
+//! are then started by `clone`.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -35,7 +36,7 @@ fn without_clone3(cx: &Context) -> TestResult {
     })
 }
 
-/// Lets a system call fail with `ENOSYS` in this process and all that it starts.
+/// Makes a system call fail with `ENOSYS` in this process and all that it starts.
 fn forbid(call: libc::c_long) -> io::Result<()> {
     let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter {
         code: code as u16,

@@ -1,4 +1,4 @@
-//! A server for those who come from elsewhere, as its owner sets it up by the command line.
+//! A server for remote clients, as its owner sets it up by the command line.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -43,7 +43,7 @@ fn roles(cx: &Context) -> TestResult {
     let dir = certs.to_string_lossy().into_owned();
     let key = fs::metadata(certs.join("alice.key")).map_err(Failure::io("look at a key"))?;
     check_eq!(key.mode() & 0o777, 0o600, "permissions of a key");
-    // Nothing is written over.
+    // Existing files aren't overwritten.
     let again = run(cx, &["certs", "init", "--dir", &dir])?;
     check_eq!(
         again.status.code(),
@@ -74,11 +74,11 @@ fn roles(cx: &Context) -> TestResult {
         );
         check!(errors.contains(part), "{errors}");
     }
-    // One who is added later is known without a restart.
+    // A client that is added later is known without a restart.
     let added = run(cx, &["certs", "client", "--dir", &dir, "carol"])?;
     check!(added.status.success(), "{}", errors(&added));
     while remote.run("carol", &["vm", "list"])?.status.code() != Some(0) {}
-    // What is there stays, unless it is to be replaced; the list has each client once.
+    // Existing files stay, unless they are to be replaced; the list has each client once.
     let list =
         || fs::read_to_string(certs.join("clients.toml")).map_err(Failure::io("read the list"));
     let before = list()?;
@@ -99,7 +99,8 @@ fn roles(cx: &Context) -> TestResult {
     pass()
 }
 
-/// The audit log has what was to change something, and who wanted that.
+/// Checks that the audit log has each call that was to change something, and the client that made
+/// it.
 fn check_lines(audit: &Path) -> Result<(), Failure> {
     let text = fs::read_to_string(audit).map_err(Failure::io("read the audit log"))?;
     let lines: Vec<Value> = text
@@ -146,7 +147,7 @@ fn refused(cx: &Context) -> TestResult {
         check_eq!(output.status.code(), Some(2), "exit code: {errors}");
         check!(errors.contains(part), "{errors}");
     }
-    // The socket is its owner's.
+    // Only the owner can open the socket.
     let server = Server::start(cx)?;
     let socket = server.endpoint.trim_start_matches("unix:").to_owned();
     let found = fs::metadata(&socket).map_err(Failure::io("look at the socket"))?;

@@ -1,4 +1,4 @@
-//! An epoch of a soak: probes that each guest has from its beginning to its end, and whose hits are those that the
+//! An epoch of a soak: probes that each guest has from its beginning to its end. Their hits must be those that the
 //! guest counts itself.
 
 use std::sync::Arc;
@@ -22,19 +22,19 @@ const PROBES: [(&str, usize, u64); 4] = [
     ("p:all.called called count", 3, 1),
 ];
 
-/// The probes of one guest in an epoch, and who follows the first of them.
+/// The probes of one guest in an epoch, and the followers of the first of them.
 #[derive(Debug)]
 pub struct Watch {
     guest: usize,
     probes: Vec<Probe>,
     before: [u64; BODIES.len()],
-    /// Reads nothing until the epoch is over.
+    /// This client reads nothing until the epoch is over.
     stalled: (Client, EventStream),
-    /// Breaks its stream at random, and goes on where it was.
+    /// This client breaks its stream at random, and resumes it where it was.
     resumed: JoinHandle<Result<Resumed, Failure>>,
 }
 
-/// What an epoch comes to, of one guest or of several.
+/// The sums of an epoch, of one guest or of several.
 #[derive(Debug, Default, Clone, Copy, Serialize)]
 pub struct Sums {
     pub hits: u64,
@@ -52,7 +52,7 @@ impl Sums {
     }
 }
 
-/// A client that breaks its stream, as far as it has come.
+/// The state of the client that breaks its stream.
 #[derive(Debug)]
 struct Resumed {
     client: Client,
@@ -113,7 +113,7 @@ impl Resumed {
             for _ in 0..=random.below(30) {
                 tokio::select! {
                     taken = self.ledger.next(&mut self.stream) => taken?,
-                    // Whoever would say so is gone as well when this fails.
+                    // An error means that the sender is gone: then the epoch is over as well.
                     _ = over.changed() => return Ok(self),
                 }
             }
@@ -123,7 +123,7 @@ impl Resumed {
         }
     }
 
-    /// Breaks the stream, and goes on by another connection.
+    /// Breaks the stream, and resumes it by another connection.
     async fn resume(
         &mut self,
         world: &World,
@@ -132,7 +132,7 @@ impl Resumed {
     ) -> Result<(), Failure> {
         let at = self.stream.cursor().clone();
         let client = world.connect().await?;
-        // The old connection goes first as often as it goes later.
+        // The server may see the old connection end before or after this call.
         self.stream = client.resume_events(vm, &at, options).await?;
         self.client = client;
         Ok(())
@@ -140,8 +140,8 @@ impl Resumed {
 }
 
 impl Watch {
-    /// Ends the epoch of a guest that is paused: its probes have counted what it has, and each follower has got or lost
-    /// all of it.
+    /// Ends the epoch of a paused guest. Checks that its probes have counted as many executions as the guest, and that
+    /// each follower has received or lost all of them.
     ///
     /// # Errors
     /// If it isn't so.
@@ -152,10 +152,10 @@ impl Watch {
         let ids = self.probes.iter().map(|probe| probe.id).collect();
         let removed = client.unregister_probes(guest.vm, ids, Vec::new()).await?;
         for (probe, (text, body, step)) in removed.iter().zip(PROBES) {
-            // A hit counts before its step is made, in which a guest may be paused.
+            // A hit counts before its step is made. The guest may be paused in between.
             let waits = u64::from(rip == probe.address);
             let (first, last) = (self.before[body], after[body]);
-            // Those of its passes: 1, 1 + step and so on.
+            // The passes with hits are 1, 1 + step and so on.
             let executed = last.div_ceil(step) - first.div_ceil(step);
             let counted = probe.hits + probe.missed;
             check!(
@@ -173,7 +173,7 @@ impl Watch {
         let resumed = self.resumed.await;
         let mut resumed = resumed.map_err(|error| wrong!("a follower: {error}"))??;
         resumed.ledger.settle(&mut resumed.stream, hits).await?;
-        // Else its events would be kept for a client that doesn't come back.
+        // Otherwise its events would be kept for a client that doesn't come back.
         let now = EventOptions::default();
         resumed.resume(world, guest.vm, now).await?;
         check_eq!(resumed.ledger.total(), hits, "hits of a stream resumed");

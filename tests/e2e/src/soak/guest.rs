@@ -63,7 +63,7 @@ fn rest(a: &mut CodeAssembler) -> Result<(), IcedError> {
     let mut still = a.create_label();
     a.mov(r8, 0_u64)?;
     a.set_label(&mut still)?;
-    // An interrupt that is pending comes behind the `hlt` at the earliest (SDM vol. 2, STI).
+    // A pending interrupt is delivered after the `hlt` at the earliest (SDM vol. 2, STI).
     a.sti()?;
     a.hlt()?;
     a.cli()?;
@@ -123,7 +123,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// The text: as it is in memory, or as the guest's kernel has it.
+    /// Reads the text as it is in memory (`as_is`), or as the guest's kernel sees it.
     ///
     /// # Errors
     /// If it can't be read whole.
@@ -145,7 +145,7 @@ impl Guest {
         Ok(text)
     }
 
-    /// How often the guest has executed each body, as it counts itself.
+    /// Returns how often the guest has executed each body, by its own counts.
     ///
     /// # Errors
     /// If its memory can't be read.

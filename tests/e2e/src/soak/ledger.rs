@@ -1,4 +1,4 @@
-//! What a client has got of the events of one probe.
+//! The events of one probe that a client has received.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use vmprobe_client::{EventStream, Message};
 
 use crate::test::{Failure, check, check_eq, wrong};
 
-/// Longer than an event takes on any machine. Only a net: nothing is waited for by time.
+/// Longer than an event takes on any machine. It only ends a hanging soak: nothing waits for time.
 const NET: Duration = Duration::from_secs(100);
 
 /// Events and losses of one probe, whose `rbx` is the number of the guest's pass.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    /// Passes between two hits; none if it isn't known, as the probe was switched off meanwhile.
+    /// Passes between two hits; `None` if that isn't known, as the probe was disabled meanwhile.
     step: Option<u64>,
     last: Option<u64>,
     /// Events that came.
     pub events: u64,
-    /// Events that were told as lost.
+    /// Events that were reported as lost.
     pub lost: u64,
 }
 
 impl Ledger {
-    /// Of a probe that is hit at each `step`th pass.
+    /// A ledger of a probe that is hit at each `step`th pass.
     pub fn each(step: u64) -> Self {
         Self {
             step: Some(step),
@@ -31,18 +31,18 @@ impl Ledger {
         }
     }
 
-    /// Of a probe that is switched off and on.
+    /// A ledger of a probe that is disabled and enabled.
     pub fn switched() -> Self {
         Self::default()
     }
 
-    /// What has come and what was told as lost.
+    /// Events that came or were reported as lost.
     pub fn total(&self) -> u64 {
         self.events + self.lost
     }
 
-    /// Takes the next batch of a stream. Each event is of a later pass than the one before, and what is missing between
-    /// them is told as lost.
+    /// Takes the next batch of a stream. Checks that each event is of a later pass than the one before, and that the
+    /// events missing between them are reported as lost.
     ///
     /// # Errors
     /// If it isn't so, or no batch comes.
@@ -73,7 +73,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes batches until so many hits are told or counted as lost.
+    /// Takes batches until this many hits are reported or counted as lost.
     ///
     /// # Errors
     /// Those of [`next`](Self::next).
@@ -84,10 +84,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes batches until all hits of a probe that has gone are told or counted as lost.
+    /// Takes batches until all hits of a removed probe are reported or counted as lost.
     ///
     /// # Errors
-    /// If there are more than it has counted, and those of [`next`](Self::next).
+    /// If there are more than the probe has counted, and those of [`next`](Self::next).
     pub async fn settle(&mut self, stream: &mut EventStream, hits: u64) -> Result<(), Failure> {
         self.at_least(stream, hits).await?;
         check_eq!(

@@ -1,11 +1,11 @@
-//! Whether what processes take stays level.
+//! Checks that the use of resources by processes stays level.
 
 use serde::Serialize;
 
 use crate::process::Process;
 use crate::test::Failure;
 
-/// What a process takes at a moment when nothing is under way.
+/// The resources that a process uses at a moment when nothing is under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Sample {
     /// Memory in RAM, in KiB.
@@ -17,7 +17,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Takes one.
+    /// Takes a sample.
     ///
     /// # Errors
     /// If the process has gone.
@@ -30,8 +30,9 @@ impl Sample {
     }
 }
 
-/// What may be more at the end than at the beginning: an allocator keeps what the largest load so far took, and a
-/// runtime some threads for a while. What leaks grows with the number of clients' actions and is above this soon.
+/// How much more a process may use at the end than at the beginning. An allocator keeps what the largest load so far
+/// took, and a runtime keeps some threads for a while. A leak grows with the number of clients' actions and soon
+/// exceeds this.
 #[derive(Debug, Clone, Copy)]
 pub struct Allowance {
     pub rss_kib: u64,
@@ -41,13 +42,13 @@ pub struct Allowance {
 /// A quantity by its name, in a sample, and what it may grow by.
 type Quantity = (&'static str, fn(&Sample) -> u64, u64);
 
-/// The samples from which on nothing is new: without the first quarter.
+/// Returns the samples without the first quarter: after it, nothing is used for the first time.
 pub fn warm(samples: &[Sample]) -> &[Sample] {
     samples.get(samples.len() / 4..).unwrap_or_default()
 }
 
-/// What has grown: the least of the last third of the samples is above the most of the first third. Peaks and drops
-/// don't matter. Files don't vary where nothing is under way, so they may be no more at the end at all.
+/// Returns the quantities that have grown: the least of the last third of the samples is above the most of the first
+/// third. Peaks and drops don't matter. Files don't vary where nothing is under way, so they may not grow at all.
 pub fn grown(samples: &[Sample], allowance: Allowance) -> Vec<String> {
     let third = samples.len().div_ceil(3);
     let (first, last) = (&samples[..third], &samples[samples.len() - third..]);

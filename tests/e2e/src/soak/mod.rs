@@ -1,5 +1,5 @@
-//! The soak: a server with two guests that run all the time, and clients that do anything at random. It goes through
-//! epochs. At the end of each the clients rest, and all must be as it should: counts, text, processes.
+//! The soak: a server with two guests that run all the time, and clients that do random things. It goes through epochs.
+//! At the end of each the clients rest, and everything must be as expected: counts, text, processes.
 
 mod actions;
 mod epoch;
@@ -37,20 +37,20 @@ pub const TESTS: &[Test] = &[Test {
 
 /// How long the test takes.
 const MINUTE: Duration = Duration::from_secs(60);
-/// An epoch: so many are in a minute that a leak shows by its slope.
+/// The length of an epoch: short enough that a minute has enough epochs to show a leak by its slope.
 const EPOCH: Duration = Duration::from_secs(4);
-/// Clients beside each other.
+/// Clients at the same time.
 const CLIENTS: usize = 5;
-/// The longest rest of a client between two actions, in milliseconds: the machine has other work, too.
+/// The longest rest of a client between two actions, in milliseconds. The machine has other work, too.
 const REST_MS: u64 = 60;
-/// How long a stream is kept whose client has broken it: longer than it takes to come back.
+/// How long a broken stream is kept: longer than its client takes to come back.
 const LINGER: Duration = Duration::from_secs(300);
-/// How long what has gone may take to be gone. Only a net.
+/// How long it may take until something removed is gone. It only ends a hanging soak.
 const NET: Duration = Duration::from_secs(100);
-/// What processes may have more at the end.
+/// How much more processes may use at the end.
 const ALLOWANCE: Allowance = Allowance {
     rss_kib: 8 << 10,
-    // One for each call under way: the runtime keeps those of the busiest moment as long as it has work for them.
+    // One for each call under way: the runtime keeps the threads of the busiest moment as long as it has work for them.
     threads: 2 * CLIENTS as u64,
 };
 
@@ -63,7 +63,8 @@ fn minute(cx: &Context) -> TestResult {
     }
 }
 
-/// Soaks for so long, with these actions only if there are any, and writes the report into a file; true if it went well. The last line says what it came to.
+/// Soaks for this long, only with the given actions if there are any, and writes the report into a file. Returns true
+/// if it went well. The last line of output sums it up.
 ///
 /// # Errors
 /// If the report can't be written.
@@ -92,7 +93,7 @@ pub fn run_for(
     Ok(report.failure.is_none())
 }
 
-/// Soaks for so long, from the context's seed on. The report says whether it went well.
+/// Soaks for this long, from the context's seed on. The report says whether it went well.
 fn run(cx: &Context, time: Duration, only: Vec<Action>) -> Report {
     let begun = Instant::now();
     let mut report = Report::new(cx.seed);
@@ -123,7 +124,7 @@ async fn soak(
     let client = world.connect().await?;
     let (stop, stopped) = watch::channel(false);
     let mut clients = JoinSet::new();
-    // None begins before the first epoch.
+    // Clients begin no action before the first epoch.
     let mut alone = Some(world.gate.write().await);
     for _ in 0..CLIENTS {
         let (world, random) = (Arc::clone(world), Random::new(random.bits()));
@@ -142,11 +143,11 @@ async fn soak(
         drop(alone.take());
         tokio::select! {
             () = tokio::time::sleep(EPOCH) => {}
-            // Each ends by itself only when it fails.
+            // A client's task ends by itself only when it fails.
             ended = clients.join_next() => return Err(failure_of(ended)),
         }
         alone = Some(world.gate.write().await);
-        // Each follower ends with its next batch.
+        // Each follower ends after its next batch.
         over.send_replace(true);
         for (watch, guest) in watches.into_iter().zip(&world.guests) {
             client.pause_vm(guest.vm).await?;
@@ -176,7 +177,7 @@ fn failure_of(ended: Option<Result<Result<(), Failure>, tokio::task::JoinError>>
     }
 }
 
-/// Does one thing after the other until it is stopped.
+/// Does one action after the other until it is stopped.
 async fn be_client(
     world: Arc<World>,
     mut random: Random,
@@ -199,7 +200,7 @@ async fn be_client(
     }
 }
 
-/// That a guest which is paused has no probes, and its text is as it was at first.
+/// Checks that a paused guest has no probes, and that its text is as it was at first.
 async fn untouched(client: &Client, guest: &guest::Guest) -> Result<(), Failure> {
     let probes = client.list_probes(guest.vm).await?;
     check!(
@@ -224,7 +225,7 @@ async fn untouched(client: &Client, guest: &guest::Guest) -> Result<(), Failure>
     Ok(())
 }
 
-/// That a guest executes all its bodies without a probe: a step that waited for its end has come to it.
+/// Checks that a guest executes all its bodies without a probe: a step that was under way has ended.
 async fn goes_on(client: &Client, guest: &guest::Guest) -> Result<(), Failure> {
     let first = guest.counts(client).await?;
     let moved = async {
@@ -243,12 +244,12 @@ async fn goes_on(client: &Client, guest: &guest::Guest) -> Result<(), Failure> {
     moved.map_err(|_| wrong!("{} stands still at {first:?}", guest.vm))?
 }
 
-/// Takes samples of the processes, with no client there but this one.
+/// Takes samples of the processes while only this client is connected.
 async fn measure(world: &World, client: &Client, report: &mut Report) -> Result<(), Failure> {
     let files = report.server.last().map(|sample| sample.files);
     let settled = async {
         loop {
-            // A process ends when it learns that its VM has gone: soon, but not at once. So does a connection.
+            // A process ends when it learns that its VM is gone: soon, but not at once. So does a connection.
             let processes = world.server.vm_processes()?;
             let open = world.server.process().open_files()? as u64;
             let most = files.unwrap_or(u64::MAX);
@@ -276,16 +277,16 @@ async fn measure(world: &World, client: &Client, report: &mut Report) -> Result<
     Ok(())
 }
 
-/// Epochs in which more files may be open than after the one before: what is opened at its first use.
+/// Epochs at the beginning after which more files may be open than before: some are opened at their first use.
 const WARM_UP: u64 = 2;
 
-/// What a server logs of a tiny kernel, which has no tables of Linux', and of a KVM that boots no Linux.
+/// What a server logs of a tiny kernel, which has none of Linux's tables, and of a KVM that doesn't boot Linux.
 const EXPECTED: [&str; 2] = [
     "no code can be put into the guest: the page table that maps the kernel can't be found",
     "Linux does not boot on it",
 ];
 
-/// Ends the server, which has logged nothing else.
+/// Ends the server, and checks that it has logged nothing else.
 fn end(world: Arc<World>) -> Result<(), Failure> {
     let world = Arc::into_inner(world).ok_or_else(|| wrong!("a client is still there"))?;
     let log = world.file("log");
@@ -304,7 +305,7 @@ fn unexpected(log: &str) -> Vec<&str> {
     log.lines().filter(|line| !is_expected(line)).collect()
 }
 
-/// That no process takes more and more.
+/// Checks that no process uses more and more.
 fn levels(report: &Report) -> Result<(), Failure> {
     for (process, samples) in report.processes() {
         let grown = levels::grown(levels::warm(samples), ALLOWANCE);

@@ -1,4 +1,4 @@
-//! What a soak came to.
+//! The result of a soak.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,10 +8,10 @@ use serde::Serialize;
 use super::epoch::Sums;
 use super::levels::Sample;
 
-/// What a soak came to.
+/// The result of a soak.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
-    /// Where its random numbers began.
+    /// The seed of its random numbers.
     pub seed: u64,
     /// How long it took.
     pub seconds: u64,
@@ -19,18 +19,18 @@ pub struct Report {
     pub epochs: u64,
     /// How often clients did each action.
     pub actions: BTreeMap<&'static str, u64>,
-    /// What the probes of all epochs came to.
+    /// The sums of the probes of all epochs.
     pub sums: Sums,
-    /// The server's process at the end of each epoch.
+    /// Samples of the server's process at the end of each epoch.
     pub server: Vec<Sample>,
-    /// The processes of the guests that ran all the time.
+    /// Samples of the processes of the guests that ran all the time.
     pub vms: [Vec<Sample>; 2],
-    /// Why it failed; none if it passed.
+    /// Why it failed; `None` if it passed.
     pub failure: Option<String>,
 }
 
 impl Report {
-    /// Of a soak that begins.
+    /// A report of a soak that begins.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,

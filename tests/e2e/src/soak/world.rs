@@ -22,13 +22,13 @@ const GUESTS: [&str; 2] = ["one", "two"];
 pub struct World {
     pub server: Server,
     pub guests: [Guest; 2],
-    /// The command line's program.
+    /// The `vmprobe` program.
     pub vmprobe: PathBuf,
-    /// Held by a client as long as it does something; by whoever looks at the whole, alone.
+    /// A client holds it shared during an action; the checks at an epoch's end hold it exclusively.
     pub gate: tokio::sync::RwLock<()>,
-    /// Held by a client that pauses a guest: two that do would undo each other's pauses.
+    /// Held by a client that pauses a guest: two such clients would undo each other's pauses.
     pub pausing: tokio::sync::Mutex<()>,
-    /// The actions that clients do; all of them when it is empty.
+    /// The actions that clients do; all of them if it is empty.
     pub only: Vec<Action>,
     /// How often each action was done.
     done: Mutex<BTreeMap<&'static str, u64>>,
@@ -66,7 +66,7 @@ impl World {
         })
     }
 
-    /// A connection of its own, which goes when it is dropped.
+    /// Makes a connection of its own, which is closed when it is dropped.
     ///
     /// # Errors
     /// If the server doesn't answer.
@@ -74,7 +74,7 @@ impl World {
         self.server.client().await
     }
 
-    /// A file that clients may make.
+    /// The path of a file that clients may make.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -85,7 +85,7 @@ impl World {
         Path::new(endpoint.strip_prefix("unix:").unwrap_or(endpoint))
     }
 
-    /// What the server and the processes of its VMs have logged.
+    /// Returns what the server and the processes of its VMs have logged.
     ///
     /// # Errors
     /// If it can't be read.
@@ -93,7 +93,7 @@ impl World {
         std::fs::read_to_string(self.file("log")).map_err(Failure::io("read the log"))
     }
 
-    /// Takes note that an action was done.
+    /// Counts an action.
     pub fn count(&self, action: &'static str) {
         *self.done.lock().entry(action).or_default() += 1;
     }

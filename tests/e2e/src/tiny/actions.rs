@@ -1,4 +1,4 @@
-//! What probes do to a tiny guest: its own result tells.
+//! What probes do to a tiny guest. The guest's own result shows it.
 
 use iced_x86::code_asm::{ptr, qword_ptr, r8, rax, rbx, rcx, rdi, rsi};
 use vmprobe_client::spec::{self, actions};
@@ -64,11 +64,11 @@ pub const TESTS: &[Test] = &[
 pub const CALLS: u64 = 5;
 /// What the function is called with.
 pub const GIVEN: u64 = 2;
-/// What it adds.
+/// The number that it adds.
 const ADDED: u64 = 3;
 
-/// Calls `func` some times, which returns [`GIVEN`] and [`ADDED`] together, and what is in memory behind
-/// [`DATA`]; sends the sum of what it has returned.
+/// Builds a kernel that calls `func` some times and sends the sum of what it returned. `func` returns [`GIVEN`] plus
+/// [`ADDED`], or the value in memory behind [`DATA`] once one has been written there.
 pub fn kernel() -> Result<Vec<u8>, Failure> {
     let kernel = image::build(|a, names| {
         let mut func = a.create_label();
@@ -86,12 +86,12 @@ pub fn kernel() -> Result<Vec<u8>, Failure> {
         image::send_rax(a)?;
         image::power_off(a)?;
         a.set_label(&mut func)?;
-        // An instruction has one label.
+        // An instruction can have only one label.
         a.nop()?;
         names.here(a, "func")?;
         a.lea(rax, ptr(rdi + ADDED as i32))?;
         names.here(a, "inside")?;
-        // Where something has been written it is that.
+        // If a value has been written there, that is the result.
         let mut done = a.create_label();
         a.cmp(qword_ptr(rsi + 8), 0)?;
         a.je(done)?;
@@ -102,7 +102,7 @@ pub fn kernel() -> Result<Vec<u8>, Failure> {
     Ok(kernel)
 }
 
-/// A guest of [`kernel`] on a server that lets it be changed.
+/// A guest of [`kernel`] on a server that lets clients change it.
 pub async fn guest(cx: &Context) -> Result<Tiny, Failure> {
     changeable(cx, &kernel()?).await
 }
@@ -133,7 +133,7 @@ pub fn action(text: &str) -> Result<Action, Failure> {
     read.map_err(|why| wrong!("{why}"))
 }
 
-/// The sum that the guest sends.
+/// Returns the sum that the guest sends.
 pub async fn result(guest: &mut Tiny) -> Result<u64, Failure> {
     Ok(number(&guest.console.bytes(8).await?))
 }
@@ -144,7 +144,7 @@ async fn only_probe(guest: &Tiny) -> Result<Probe, Failure> {
     Ok(probes.remove(0))
 }
 
-/// With one action at the function, each call returns `expected`.
+/// Checks that with one action at the function, each call returns `expected`.
 fn changed(cx: &Context, text: &str, expected: u64) -> TestResult {
     cx.block_on(async {
         let mut guest = guest(cx).await?;
@@ -156,7 +156,7 @@ fn changed(cx: &Context, text: &str, expected: u64) -> TestResult {
     })
 }
 
-/// The probe has been hit, and has done what it is to do, at each call.
+/// Checks that the probe has been hit, and has acted, at each call.
 fn acted(probe: &Probe) -> TestResult {
     check_eq!(
         (probe.hits, probe.actions_done, probe.actions_failed),
@@ -167,8 +167,8 @@ fn acted(probe: &Probe) -> TestResult {
     pass()
 }
 
-/// Adds [`GIVEN`] in memory by an instruction with `lock`, and sets so many bytes to 1 by one with `rep`, a few
-/// times; sends what is in memory.
+/// Builds a kernel that, a few times, adds [`GIVEN`] in memory by an instruction with `lock`, and sets some bytes to 1
+/// by one with `rep`. It sends what is in memory.
 fn prefixed_kernel() -> Result<Vec<u8>, Failure> {
     let kernel = image::build(|a, names| {
         let mut again = a.create_label();
@@ -194,7 +194,7 @@ fn prefixed_kernel() -> Result<Vec<u8>, Failure> {
     Ok(kernel)
 }
 
-/// With one action at that instruction, there is `expected` in memory.
+/// Checks that with one action at that instruction, memory has `expected`.
 fn prefixed(cx: &Context, place: &str, text: &str, expected: [u64; 2]) -> TestResult {
     cx.block_on(async {
         let mut guest = changeable(cx, &prefixed_kernel()?).await?;
@@ -238,7 +238,7 @@ fn failing(cx: &Context) -> TestResult {
 fn pausing(cx: &Context) -> TestResult {
     cx.block_on(async {
         let kernel = kernel()?;
-        // A pause needs no leave.
+        // A pause needs no permission to change the guest.
         let mut guest = Tiny::new(cx, &kernel, 64).await?;
         act(&guest, "func", vec![action("pause")?]).await?;
         guest.start().await?;

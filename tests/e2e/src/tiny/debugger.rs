@@ -25,7 +25,7 @@ pub const GDB: Test = Test {
     run: gdb,
 };
 
-/// What `inner` counts its calls in.
+/// Where `inner` counts its calls.
 const COUNTER: u64 = UPPER_HALF + DATA + 0x2000;
 const CALLS: u64 = 200;
 /// The control register's bit without which instructions of SSE are invalid (SDM vol. 3, 2.5).
@@ -47,8 +47,8 @@ fn function(
     a.ret()
 }
 
-/// `main` calls `outer` some times, and that calls `inner`, each time with one more. With `fpu`, ST(0) is pi and ST(1)
-/// 1 then, and XMM3 has a number.
+/// `main` calls `outer` some times, which calls `inner`, each time with an argument that is one more. With `fpu`, ST(0)
+/// is pi and ST(1) is 1 then, and XMM3 has a number.
 fn kernel(fpu: bool) -> Result<Vec<u8>, IcedError> {
     image::build(|a: &mut CodeAssembler, names: &mut Names| {
         let (mut outer, mut inner) = (a.create_label(), a.create_label());
@@ -73,7 +73,7 @@ fn kernel(fpu: bool) -> Result<Vec<u8>, IcedError> {
         a.cmp(qword_ptr(rax), CALLS as i32)?;
         a.jb(again)?;
         image::power_off(a)?;
-        // An instruction has one label at most.
+        // An instruction can have only one label.
         a.set_label(&mut outer)?;
         a.nop()?;
         names.here(a, "outer")?;
@@ -90,7 +90,8 @@ fn kernel(fpu: bool) -> Result<Vec<u8>, IcedError> {
     })
 }
 
-/// This machine's own KVM emulates a kernel's instructions, but not all of the FPU's.
+/// Returns true if KVM here executes all of the FPU's instructions. This machine's own KVM emulates a kernel's
+/// instructions, but not all of the FPU's.
 fn has_fpu(cx: &Context) -> bool {
     cx.place != Place::Host
 }
@@ -108,7 +109,7 @@ async fn stop(session: &mut DebugSession) -> Result<GuestStopped, Failure> {
     }
 }
 
-/// Steps, and says where to.
+/// Steps, and returns the new address.
 async fn step(session: &mut DebugSession) -> Result<u64, Failure> {
     session.step(0).await?;
     let stopped = stop(session).await?;
@@ -155,7 +156,7 @@ fn session(cx: &Context) -> TestResult {
         if has_fpu {
             let fpu = session.read_vcpu(0).await?.fpu.unwrap_or_default();
             check_eq!(fpu.st[..10], PI, "ST(0)");
-            // The registers 6 and 7 are in use, and valid.
+            // Registers 6 and 7 are in use, and valid.
             check_eq!(fpu.tags, 0x0fff, "the tag word");
             check_eq!(fpu.xmm[48..56], IN_XMM3.to_le_bytes(), "XMM3");
         }
@@ -165,12 +166,12 @@ fn session(cx: &Context) -> TestResult {
         // inc rdi
         check_eq!(text, [0x48, 0xff, 0xc7], "the text at the breakpoint");
 
-        // The breakpoint stays; a step leads away from it, and the other probe's hit counts once.
+        // The breakpoint stays set. A step leads away from it, and the other probe's hit counts once.
         let places = [inner + 7, inner + 10, inner + 11, inner + 12, inner + 13];
         for place in places {
             check_eq!(step(&mut session).await?, place, "where a step leads");
         }
-        // `pushf` has saved no trap flag.
+        // `pushf` has pushed no trap flag.
         let now = registers(&mut session).await?;
         check_eq!(now.rflags & 0x100, 0, "TF");
         let back = step(&mut session).await?;
@@ -212,7 +213,7 @@ fn session(cx: &Context) -> TestResult {
         let probes = guest.client.list_probes(VM).await?;
         let names: Vec<&str> = probes.iter().map(|probe| probe.name.as_str()).collect();
         check_eq!(names, ["counts"], "the probes that are left");
-        // Calls 0, 1, and those that counted from 150 on.
+        // Calls 0 and 1, and those that counted from 150 on.
         check_eq!(probes[0].hits, 2 + (CALLS - 150), "hits of the other probe");
         pass()
     })
@@ -229,7 +230,7 @@ fn gdb(cx: &Context) -> TestResult {
         let inner = address(&guest, "inner").await?;
         let symbols = std::env::temp_dir().join("tiny-kernel");
         let server = GdbServer::start(cx, &guest.server.endpoint)?;
-        // What isn't gdb is left alone, and in nobody's way afterwards.
+        // Connections that aren't gdb's are dropped, and don't block later ones.
         for nonsense in [&b"$vCont;s:zz#00"[..], b"\x03\x03$m0,ffffffffffff#00", b"$g#67\xff}"] {
             server.send(nonsense)?;
         }
@@ -250,7 +251,7 @@ fn gdb(cx: &Context) -> TestResult {
             "continue",
             "printf \"again %d\\n\", $rdi",
         ];
-        // This machine's own KVM may not see what a kernel accesses.
+        // This machine's own KVM may not notice a kernel's accesses to data.
         let watches = cx.place != Place::Host;
         let watch = format!("watch *(long *){COUNTER:#x}");
         if watches {
@@ -290,7 +291,7 @@ fn gdb(cx: &Context) -> TestResult {
             check_eq!(printed(&lines, "tags ")?, "0xfff", "the tag word");
             check_eq!(printed(&lines, "xmm3 ")?, format!("{IN_XMM3:#x}"), "XMM3");
         }
-        // gdb has gone, so the guest goes on.
+        // gdb has detached, so the guest goes on.
         guest.ends_by(EndingKind::PowerOff, 0).await?;
         let probes = guest.client.list_probes(VM).await?;
         check_eq!(probes.len(), 0, "probes that are left");

@@ -1,4 +1,4 @@
-//! What becomes of guests and clients when something fails or ends around them.
+//! What happens to guests and clients when something fails or ends around them.
 
 use std::fs::{self, File};
 use std::io;
@@ -36,7 +36,8 @@ pub const STEPPED: Test = Test {
     run: stepped,
 };
 
-/// What a step takes goes with the vCPU's thread, and not with whichever lets the VM go last.
+/// Checks that the resources of a step go with the vCPU's thread, and not with the thread that
+/// drops the VM last.
 fn stepped(cx: &Context) -> TestResult {
     let kernel = image::build(|a, names| {
         let mut again = a.create_label();
@@ -104,7 +105,7 @@ fn ended(cx: &Context) -> TestResult {
             events.map_err(|other| wrong!("the stream: {other}"))?;
         check_eq!(ending.kind(), EndingKind::Killed, "the guest's ending");
         check_eq!(lost, 0, "lost events");
-        // Both were taken out at the same moment, which may be between them.
+        // Both probes were removed at the same moment, which may be between them.
         check!(
             of_one == of_two || of_one == of_two + 1,
             "{of_one} events of the first probe, {of_two} of the second"
@@ -115,7 +116,7 @@ fn ended(cx: &Context) -> TestResult {
     })
 }
 
-/// Sets how many files a process may have open; how many it might have before.
+/// Sets how many files a process may have open. Returns the limit before.
 fn limit_files(process: Process, most: u64) -> Result<u64, Failure> {
     let read = libc::rlimit {
         rlim_cur: 0,
@@ -148,7 +149,7 @@ fn files(cx: &Context) -> TestResult {
         let processes = [guest.server.process(), guest.server.vm_process(VM)?];
         let mut limits = Vec::new();
         for process in processes {
-            // None is open at the limit, whatever the gaps.
+            // With this limit no further file can be opened, whatever gaps the descriptors have.
             limits.push(limit_files(process, 0)?);
         }
         let request = CreateVmRequest {
@@ -163,7 +164,7 @@ fn files(cx: &Context) -> TestResult {
             "{refused:?}"
         );
         check_eq!(guest.client.list_vms().await?.len(), 1, "VMs");
-        // What there is goes on, and takes no file.
+        // Existing connections and VMs go on, and need no new file.
         for text in ["one=body", "two=after"] {
             guest.client.register_probes(VM, probe(text)?).await?;
         }
@@ -174,7 +175,7 @@ fn files(cx: &Context) -> TestResult {
             matches!(stream.next().await?, Some(Message::Batch { .. })),
             "no events come"
         );
-        // Whoever comes meanwhile waits.
+        // A client that connects meanwhile waits.
         let late = tokio::spawn({
             let endpoint = guest.server.endpoint.clone();
             async move {

@@ -46,7 +46,7 @@ pub const TESTS: &[Test] = &[
 
 /// The longest time for an answer: far more than a test takes.
 const LONG: Duration = Duration::from_secs(60);
-/// What the function returns when nobody changes anything.
+/// What the function returns without any change.
 const UNCHANGED: u64 = CALLS * (GIVEN + 3);
 
 async fn attend(guest: &Tiny, time: Duration) -> Result<HeldHits, Failure> {
@@ -61,8 +61,8 @@ async fn hit(hits: &mut HeldHits) -> Result<Box<HeldHit>, Failure> {
     }
 }
 
-/// The first call is as it is, the second gets another argument, the third a value, the fourth what is
-/// written, which the fifth finds as well.
+/// The first call isn't changed. The second gets another argument, the third a value to return. At the fourth something
+/// is written, which the fifth call finds as well.
 fn answering(cx: &Context) -> TestResult {
     cx.block_on(async {
         let mut guest = guest(cx).await?;
@@ -78,7 +78,7 @@ fn answering(cx: &Context) -> TestResult {
             check_eq!(registers.rdi, GIVEN, "the argument of call {call}");
             let event = hit.event.unwrap_or_default();
             check_eq!(event.registers.unwrap_or_default(), registers, "the event");
-            // The return address is where the caller goes on.
+            // The return address is in the caller.
             let word = hits.read_memory(hit.number, registers.rsp, 8).await?;
             check!(word.ends_with(&[0xff; 4]), "the return address: {word:x?}");
             let unmapped = hits.read_memory(hit.number, 1 << 46, 8).await?;
@@ -166,7 +166,7 @@ fn leaving(cx: &Context) -> TestResult {
 
 fn meanwhile(cx: &Context) -> TestResult {
     cx.block_on(async {
-        // Without leave to change the guest.
+        // On a server that doesn't let clients change the guest.
         let mut guest = Tiny::new(cx, &kernel()?, 64).await?;
         act(&guest, "func", vec![]).await?;
         let mut hits = attend(&guest, LONG).await?;
@@ -180,7 +180,7 @@ fn meanwhile(cx: &Context) -> TestResult {
         guest.client.register_probes(VM, vec![second]).await?;
         let vm = guest.client.pause_vm(VM).await?;
         check_eq!(vm.state(), VmState::Paused, "the state");
-        // What is answered in a pause is done after it.
+        // An answer that is given in a pause takes effect after it.
         hits.answer(first.number, vec![]).await?;
         let waits = hits.read_memory(first.number, at, 1).await;
         check!(waits.is_err(), "an answered hit is read by: {waits:?}");

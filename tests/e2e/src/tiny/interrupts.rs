@@ -11,7 +11,7 @@ use super::image::DATA;
 pub const VECTOR: u64 = 0x40;
 /// Vector of an NMI (SDM vol. 3, 6.3.1).
 pub const NMI: u64 = 2;
-/// The table of gates, in the guest's data; behind it its descriptor.
+/// The table of gates (IDT), in the guest's data; its descriptor is behind it.
 const TABLE: u64 = DATA;
 const TABLE_SIZE: u32 = 0x1000;
 /// Type and flags of a gate: present, for ring 0, interrupts off.
@@ -28,7 +28,8 @@ const TIMER_DIVIDE: i32 = 0x3e0;
 /// KVM's timer counts nanoseconds (arch/x86/kvm/lapic.h, `APIC_BUS_FREQUENCY`).
 const TICK_CYCLES: i32 = 500_000;
 
-/// Sets gates (SDM vol. 3, 6.14.1: offset in three parts, selector, type). Changes `rax`, `rdi`.
+/// Sets gates of the IDT (SDM vol. 3, 6.14.1: offset in three parts, selector, type). Changes
+/// `rax`, `rdi`.
 ///
 /// # Errors
 /// None that this code can cause.
@@ -44,7 +45,7 @@ pub fn gates(a: &mut CodeAssembler, gates: &[(u64, CodeLabel)]) -> Result<(), Ic
         a.shr(rax, 16)?;
         a.mov(ptr(rdi + 8), eax)?;
     }
-    // The table's descriptor: its last byte's offset and its address.
+    // The table's descriptor: the offset of its last byte, and its address.
     a.mov(rdi, TABLE + u64::from(TABLE_SIZE))?;
     a.mov(word_ptr(rdi), TABLE_SIZE - 1)?;
     a.mov(rax, TABLE)?;
@@ -52,7 +53,8 @@ pub fn gates(a: &mut CodeAssembler, gates: &[(u64, CodeLabel)]) -> Result<(), Ic
     a.lidt(ptr(rdi))
 }
 
-/// Switches the local APIC on. What follows here expects its address, which this leaves in `rdi`.
+/// Switches the local APIC on. Leaves its address in `rdi`, where the following functions expect
+/// it.
 ///
 /// # Errors
 /// None that this code can cause.
@@ -62,7 +64,7 @@ pub fn enable_apic(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(dword_ptr(rdi + SPURIOUS), 0x1ff)
 }
 
-/// Asks for an interrupt of this vCPU: it is pending with the next instruction. Changes nothing
+/// Requests an interrupt of this vCPU. It is pending with the next instruction. Changes nothing
 /// else.
 ///
 /// # Errors
@@ -121,7 +123,7 @@ pub fn start_ticks(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(dword_ptr(rdi + TIMER_COUNT), TICK_CYCLES)
 }
 
-/// As [`end_of_interrupt`], with any value in `rdi`.
+/// As [`end_of_interrupt`], but needs no address in `rdi`.
 ///
 /// # Errors
 /// None that this code can cause.

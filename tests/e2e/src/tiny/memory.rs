@@ -29,7 +29,7 @@ pub const REGISTERS: Test = Test {
     run: registers,
 };
 
-/// Most that a server with one guest that uses nothing may hold, in KiB.
+/// The most that a server with one idle guest may hold, in KiB.
 const RSS_LIMIT: u64 = 128 << 10;
 
 fn size(cx: &Context, memory_mib: u64, last: u64) -> TestResult {
@@ -87,7 +87,7 @@ fn registers(cx: &Context) -> TestResult {
         check_eq!(guest.console.bytes(1).await?, b"!", "the sign of life");
         let (symbols, _) = guest.client.lookup_symbols(VM, "spin", 0).await?;
         let spin = symbols.first().map_or(0, |symbol| symbol.address) + 1;
-        // It may not have got there yet.
+        // The guest may not have got there yet.
         let r = loop {
             let registers = guest.client.read_registers(VM, 0).await?;
             if registers.rip == spin {

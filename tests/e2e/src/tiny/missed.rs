@@ -1,4 +1,4 @@
-//! A probe that is taken away in the middle of its hits.
+//! A probe that is removed in the middle of its hits.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, qword_ptr, r9, rsi};
@@ -17,7 +17,7 @@ pub const TAKEN_AWAY: Test = Test {
     run: taken_away,
 };
 
-/// A way past an instruction that adds 1 to the number at RSI.
+/// An instruction that adds 1 to the number at RSI, and the strategy for it.
 struct Way {
     strategy: Strategy,
     body: fn(&mut CodeAssembler) -> Result<(), IcedError>,
@@ -33,10 +33,10 @@ const WAYS: [Way; 2] = [
         body: |a| a.lock().xadd(qword_ptr(rsi), r9),
     },
 ];
-/// How often it comes and goes.
+/// How often the probe comes and goes.
 const TIMES: u64 = 30;
 
-/// The guest executes little else than the probed instruction, so nearly each stop finds its vCPU trapped.
+/// The guest executes little besides the probed instruction, so nearly each stop finds its vCPU trapped.
 fn taken_away(cx: &Context) -> TestResult {
     cx.block_on(async {
         let mut remarks = Vec::new();
@@ -49,7 +49,7 @@ fn taken_away(cx: &Context) -> TestResult {
             for time in 0..TIMES {
                 let gone = comes_and_goes(&guest, way.strategy, waits).await?;
                 hits += gone.hits;
-                // Every other time the next probe comes while the last one's step may yet wait.
+                // Every other time the next probe comes while the last probe's step may still wait.
                 let runs_between = time % 2 == 0;
                 if runs_between {
                     runs_without(&guest).await?;
@@ -79,15 +79,15 @@ fn looped(
     a.jmp(again)
 }
 
-/// What a probe was that is gone.
+/// The counts of a removed probe.
 struct Gone {
     hits: u64,
-    /// Its last hit waits for its step, which will execute the instruction.
+    /// True if its last hit waits for its step, which will execute the instruction.
     waits: bool,
 }
 
-/// Registers a probe and removes it after some hits, each of them an execution. The VM is paused before and
-/// after; a last hit of the probe before may be waiting for its step.
+/// Registers a probe and removes it after some hits, each of which must be an execution. The VM is paused before and
+/// after. A last hit of the probe before may be waiting for its step.
 async fn comes_and_goes(
     guest: &Tiny,
     strategy: Strategy,
@@ -112,7 +112,7 @@ async fn comes_and_goes(
     let own = executed(guest).await? - executed_before - u64::from(other_waits);
     let rip = client.read_registers(VM, 0).await?.rip;
     check_eq!(missed, 0, "missed hits");
-    // A hit that waits for its step counts already; the instruction is executed when the probe has gone.
+    // A hit that waits for its step counts already. The instruction is executed after the probe's removal.
     let waits = strategy == Strategy::Step && rip == probe.address && hits == own + 1;
     check!(
         hits == own || waits,
@@ -121,7 +121,7 @@ async fn comes_and_goes(
     Ok(Gone { hits, waits })
 }
 
-/// Lets the paused guest execute the instruction without a probe, which ends a step that waits.
+/// Lets the paused guest execute the instruction without a probe, which ends a waiting step.
 async fn runs_without(guest: &Tiny) -> Result<(), Failure> {
     let before = executed(guest).await?;
     guest.client.resume_vm(VM).await?;
@@ -135,7 +135,7 @@ async fn listed(guest: &Tiny) -> Result<Probe, Failure> {
     probes.pop().ok_or_else(|| wrong!("the probe isn't listed"))
 }
 
-/// How often the guest has executed the instruction.
+/// Returns how often the guest has executed the instruction.
 async fn executed(guest: &Tiny) -> Result<u64, Failure> {
     Ok(number(&guest.client.read_memory(VM, 0, DATA, 8).await?))
 }

@@ -16,7 +16,7 @@ pub const PROBES: Test = Test {
     run: probes,
 };
 
-/// Instructions to probe, the last one later than the others.
+/// Instructions to probe. The last one is probed later than the others.
 const PLACES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "late"];
 /// Probes on a page.
 const SIZE: usize = 3;
@@ -54,7 +54,8 @@ fn probes(cx: &Context) -> TestResult {
                 break;
             }
             if page == 0 {
-                // One that was listed goes, one that was not, and another comes.
+                // One probe on the first page is removed, one on a later page is removed, and
+                // another is added.
                 let gone = vec![expected[0], expected[4]];
                 guest.client.unregister_probes(VM, gone, Vec::new()).await?;
                 let come = guest.client.register_probes(VM, vec![spec(late)?]);

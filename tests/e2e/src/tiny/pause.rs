@@ -20,8 +20,8 @@ const BYTES: u32 = 20_000;
 const CYCLE: u32 = 251;
 
 fn ports(cx: &Context) -> TestResult {
-    // Counts in memory and sends the count's remainder; reads the line status in between, whose
-    // value must come from the port and not from a lost access.
+    // Counts in memory and sends the count's remainder. In between it reads the line status, whose
+    // value must come from the port and not from an access that was lost.
     let kernel = image::build(|a, _| {
         let mut again = a.create_label();
         let mut wrong = a.create_label();
@@ -58,7 +58,7 @@ fn ports(cx: &Context) -> TestResult {
         guest.start().await?;
         let mut pauses = 0;
         let mut last = 0;
-        // A pause between any two counts that can be seen, as long as the guest runs.
+        // Pauses between any two counts that can be seen, as long as the guest runs.
         while guest.client.pause_vm(VM).await.is_ok() {
             let count = counter(&guest).await?;
             for _ in 0..3 {

@@ -1,6 +1,5 @@
-//! Probes on instructions of the kernel that step aside from the plain way: interrupt flag and
-//! shadow, `hlt`, stack and branches. Each guest notes what it sees, and sees the same with probes
-//! as without.
+//! Probes on instructions of the kernel that don't just run on: on interrupt flag and shadow, `hlt`, stack and
+//! branches. Each guest notes what it sees, and sees the same with probes as without.
 
 use std::collections::BTreeMap;
 
@@ -49,9 +48,9 @@ pub const BRANCHES: Test = Test {
 
 /// Where a guest notes what it sees, word by word.
 const NOTES: u64 = DATA + 0x2000;
-/// Where the NMI handler leaves RIP of what it interrupted.
+/// Where the NMI handler leaves the RIP of the interrupted code.
 const INTERRUPTED: u64 = DATA + 0x3000;
-/// Stands in the notes for a place that the guest has reached.
+/// A value in the notes for a place that the guest has reached.
 pub const REACHED: u64 = 0x5ec0_0000_0000_0000;
 /// IF of RFLAGS, and its bit 1, which is always set.
 const IF: u64 = 1 << 9;
@@ -65,11 +64,11 @@ pub struct Case {
     kernel: Vec<u8>,
     probes: &'static [&'static str],
     notes: usize,
-    /// Whether each probe has to be emulated.
+    /// True if each probe has to be emulated.
     emulated: bool,
 }
 
-/// What a run came to.
+/// The results of a run.
 pub struct Run {
     pub notes: Vec<u64>,
     /// The registers of the events after instructions, by their symbols.
@@ -103,7 +102,7 @@ impl Case {
         })
     }
 
-    /// With probes that need not be emulated.
+    /// Lets its probes have any strategy.
     pub fn by_any_way(self) -> Self {
         Self {
             emulated: false,
@@ -111,7 +110,7 @@ impl Case {
         }
     }
 
-    /// Runs the guest without probes, and with them, and compares; the run without.
+    /// Runs the guest without and with probes, and compares. Returns the run without.
     async fn compare(&self, cx: &Context) -> Result<Run, Failure> {
         let without = self.run(cx, &[]).await?;
         let with = self.run(cx, self.probes).await?;
@@ -123,8 +122,7 @@ impl Case {
         Ok(without)
     }
 
-    /// Runs the guest under probes, each of which must be hit once, and has one event, or two if it asks
-    /// for what is after it as well.
+    /// Runs the guest with probes. Each must be hit once, and have one event, or two if it asks for a post event.
     pub async fn run(&self, cx: &Context, probes: &[&str]) -> Result<Run, Failure> {
         let mut guest = Tiny::new(cx, &self.kernel, 64).await?;
         let specs: Result<Vec<_>, _> = probes.iter().map(|text| spec::parse(text)).collect();
@@ -174,12 +172,12 @@ impl Case {
     }
 }
 
-/// Whether it asks for an event after its instruction as well.
+/// Returns true if it asks for a post event.
 fn has_post(probe: &Probe) -> bool {
     matches!(&probe.kind, Some(probe::Kind::InstructionProbe(it)) if it.post)
 }
 
-/// Numbers shown as addresses are.
+/// Numbers that are shown in hexadecimal.
 #[derive(PartialEq)]
 pub struct Hex<'a>(pub &'a [u64]);
 
@@ -208,7 +206,7 @@ pub fn note_flags(a: &mut CodeAssembler) -> Result<(), IcedError> {
     note(a, rbx)
 }
 
-/// Sends so many notes and switches off.
+/// Sends this many notes and switches the guest off.
 pub fn finish(a: &mut CodeAssembler, notes: usize) -> Result<(), IcedError> {
     let mut again = a.create_label();
     a.mov(rsi, NOTES)?;
@@ -275,7 +273,7 @@ fn flags(cx: &Context) -> TestResult {
     })
 }
 
-/// An interrupt is pending whenever the flag is switched on; its handler notes where it came.
+/// An interrupt is pending whenever the flag is switched on. Its handler notes where it came.
 fn interrupt_flag(cx: &Context) -> TestResult {
     const NOTED: usize = 5;
     const PROBES: &[&str] = &["pop_on", "pop_off", "sti", "cli"];
@@ -322,7 +320,7 @@ fn interrupt_flag(cx: &Context) -> TestResult {
     })?;
     cx.block_on(async {
         let without = case.run(cx, &[]).await?;
-        // SDM vol. 2, `POPF` and `STI`: at once, and after the next instruction.
+        // SDM vol. 2, `POPF` and `STI`: the interrupt comes at once, or after the next instruction.
         let expected = [
             without.symbol("behind_pop"),
             REACHED + 1,
@@ -339,7 +337,7 @@ fn interrupt_flag(cx: &Context) -> TestResult {
         check_eq!(Hex(&without.notes), Hex(&expected), "without probes");
         let with = case.run(cx, case.probes).await?;
         check_eq!(Hex(&with.notes), Hex(&expected), "under probes");
-        // The shadow ends with the next instruction, whoever executes it.
+        // The shadow ends with the next instruction, whether the CPU or the engine executes it.
         let all = [case.probes, &["in_shadow", "behind_shadow"]].concat();
         let with = case.run(cx, &all).await?;
         check_eq!(Hex(&with.notes), Hex(&expected), "under more probes");
@@ -347,8 +345,8 @@ fn interrupt_flag(cx: &Context) -> TestResult {
     })
 }
 
-/// With the interrupt flag off, `hlt` waits for an NMI although an interrupt is pending; with
-/// `sti` before it, for that interrupt.
+/// With the interrupt flag off, `hlt` waits for an NMI although an interrupt is pending. With `sti` before it, it waits
+/// for that interrupt.
 fn halt(cx: &Context) -> TestResult {
     const NOTED: usize = 4;
     const PROBES: &[&str] = &["halt_off", "sti", "halt_on"];
@@ -363,7 +361,7 @@ fn halt(cx: &Context) -> TestResult {
         interrupts::start_timer(a)?;
         names.here(a, "halt_off")?;
         a.hlt()?;
-        // An NMI before the `hlt` was none that woke it; none can come between it and this.
+        // An NMI before the `hlt` hasn't woken it; no NMI can come between it and this.
         names.here(a, "behind_halt_off")?;
         a.mov(rbx, ptr(r12))?;
         interrupts::timer_makes_nothing(a)?;
@@ -380,7 +378,7 @@ fn halt(cx: &Context) -> TestResult {
         reached(a, 2)?;
         finish(a, NOTED)?;
 
-        // Goes on behind the `hlt` even if it came before it.
+        // Continues behind the `hlt`, even if the NMI came before it.
         a.set_label(&mut handler)?;
         a.mov(r14, ptr(rsp))?;
         note(a, r14)?;
@@ -463,7 +461,7 @@ fn branches(cx: &Context) -> TestResult {
         names.here(a, "behind_call_rsp")?;
         a.lea(rsp, ptr(rsp + 16))?;
 
-        // Reads its target where it pushes the return address.
+        // The target is read from where the return address is pushed.
         a.mov(ptr(rsp - 8), rax)?;
         names.here(a, "call_below")?;
         a.call(qword_ptr(rsp - 8))?;
@@ -474,7 +472,7 @@ fn branches(cx: &Context) -> TestResult {
         a.push(rsp)?;
         a.pop(rbx)?;
         note(a, rbx)?;
-        // Its address is that after the pop.
+        // The address of the operand is that after the pop.
         a.mov(rbx, REACHED)?;
         a.push(0)?;
         a.push(rbx)?;

@@ -62,7 +62,8 @@ const PASSES: u64 = 300;
 /// Vector of an int3 (SDM vol. 3, 6.3.1).
 const BREAKPOINT: u64 = 3;
 
-/// A loop of [`PASSES`] passes over an instruction at `probed` that adds 3 to rax; then sends rax.
+/// A loop of [`PASSES`] passes over an instruction at `probed` that adds 3 to rax. Then it sends
+/// rax.
 fn looped(
     a: &mut CodeAssembler,
     names: &mut Names,
@@ -83,7 +84,8 @@ fn looped(
     image::power_off(a)
 }
 
-/// Probes each instruction of the loop's body and expects one of them to be passed by `strategy`.
+/// Probes each instruction of the loop's body. Checks that the strategy of one of them is
+/// `strategy`.
 fn counts(
     cx: &Context,
     strategy: Strategy,
@@ -164,8 +166,8 @@ fn same_place(cx: &Context) -> TestResult {
     })
 }
 
-/// The guest's int3s with its own handler, while a probe of ours is armed elsewhere: the return
-/// address on the handler's stack, and that the handler itself ran each time.
+/// The guest has int3s with its own handler, while a probe of ours is armed elsewhere. Checks the
+/// return address on the handler's stack, and that the handler itself ran each time.
 fn foreign(cx: &Context) -> TestResult {
     const INT3S: u64 = 50;
     let kernel = image::build(|a, names| {
@@ -240,7 +242,7 @@ fn stream_left(cx: &Context) -> TestResult {
         let files = (server.open_files()?, process.open_files()?);
         let mut stays = guest.client.events(VM, Vec::new()).await?;
         for _ in 0..20 {
-            // A connection of its own that is cut with its stream open.
+            // A connection of its own, which is cut while its stream is open.
             let leaver = guest.server.client().await?;
             let stream = leaver.events(VM, Vec::new()).await?;
             drop((stream, leaver));
@@ -259,7 +261,7 @@ fn stream_left(cx: &Context) -> TestResult {
         }
         check_eq!(events, PASSES, "events of the client that stayed");
         guest.power_off().await?;
-        // The server closes a connection when it learns of its end: soon, but not at once.
+        // The server closes a connection when it notices its end: soon, but not at once.
         while server.open_files()? > files.0 || process.open_files()? > files.1 {
             tokio::task::yield_now().await;
         }

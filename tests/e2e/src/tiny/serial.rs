@@ -90,7 +90,7 @@ fn echo(cx: &Context) -> TestResult {
     cx.block_on(async {
         let mut guest = Tiny::new(cx, &kernel, 64).await?;
         guest.start().await?;
-        // Many times the port's FIFO.
+        // Many times the size of the port's FIFO.
         let text: Vec<u8> = (0..2000_u32).map(|n| (n % 255 + 1) as u8).collect();
         guest.console.send(&text).await?;
         check_eq!(guest.console.bytes(text.len()).await?, text, "the echo");

@@ -1,4 +1,4 @@
-//! Clients that share a probe's place in a tiny guest, and what goes when one of them goes.
+//! Clients that share a probe's place in a tiny guest, and what goes when one of the clients goes.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -36,10 +36,11 @@ pub const RESUMED: Test = Test {
 
 /// The longest that probes stay: far more than a test takes.
 const LONG: Duration = Duration::from_secs(600);
-/// What an int3 is.
+/// The byte of an int3.
 const INT3: u8 = 0xcc;
 
-/// A kernel that goes through `body` until it is sent a byte, sends how often it has, and ends by another byte.
+/// Builds a kernel that goes through `body` until it is sent a byte, sends its number of passes, and ends at another
+/// byte.
 pub fn kernel() -> Result<Vec<u8>, Failure> {
     let wait = |a: &mut CodeAssembler| -> Result<(), IcedError> {
         a.mov(dx, u32::from(COM1 + 5))?;
@@ -56,7 +57,7 @@ pub fn kernel() -> Result<Vec<u8>, Failure> {
         names.here(a, "after")?;
         wait(a)?;
         a.jz(again)?;
-        // It is read, so that the next one is waited for.
+        // The byte is read, so that the guest then waits for the next one.
         a.mov(dx, u32::from(COM1))?;
         a.in_(al, dx)?;
         a.mov(rax, rbx)?;
@@ -86,7 +87,7 @@ async fn text(guest: &Tiny, as_is: bool) -> Result<Vec<u8>, Failure> {
     Ok(guest.client.read_memory_by(request).await?)
 }
 
-/// Asks for the probes until they are as they should be.
+/// Lists the probes until they satisfy `is_so`.
 async fn until(guest: &Tiny, is_so: impl Fn(&[Probe]) -> bool) -> Result<Vec<Probe>, Failure> {
     loop {
         let probes = guest.client.list_probes(VM).await?;
@@ -109,7 +110,7 @@ impl Tracing {
 }
 
 impl Drop for Tracing {
-    /// By SIGKILL.
+    /// Ends it by SIGKILL.
     fn drop(&mut self) {
         let _it_may_have_ended = self.0.kill();
         let _ = self.0.wait();
@@ -186,7 +187,7 @@ fn shared(cx: &Context) -> TestResult {
     })
 }
 
-/// The next batch of a stream: its events' times, and how many were lost before them.
+/// Returns the next batch of a stream: its events' times, and how many events were lost before them.
 async fn batch(stream: &mut EventStream) -> Result<Option<(Vec<u64>, u64)>, Failure> {
     match stream.next().await? {
         Some(Message::Batch { lost, events }) => {
@@ -210,7 +211,7 @@ fn resumed(cx: &Context) -> TestResult {
         guest.start().await?;
         let (mut times, mut lost) = (Vec::new(), 0);
         for number in 0..BREAKS {
-            // A batch that its client has got, but isn't done with, comes again.
+            // A batch that its client has received but not acknowledged comes again.
             let at = stream.cursor().clone();
             let first = batch(&mut stream).await?;
             batch(&mut stream).await?;
@@ -228,7 +229,7 @@ fn resumed(cx: &Context) -> TestResult {
         let passes = number(&guest.console.bytes(8).await?);
         guest.console.send(b"!").await?;
         guest.power_off().await?;
-        // After the guest's end as before.
+        // The same after the guest's end.
         let at = stream.cursor().clone();
         drop(stream);
         stream = client.resume_events(VM, &at, lingering).await?;
@@ -280,7 +281,7 @@ fn cut_off(cx: &Context) -> TestResult {
         let mut found = client.resume_session(VM, LONG, &name).await?;
         check_eq!(found.probe_ids(), ids, "the probes of a session resumed");
 
-        // Whoever comes last has it, such as a client that noticed before the server that it was cut off.
+        // The client that resumes a session last has it. It may have noticed before the server that it was cut off.
         let last = guest.client.resume_session(VM, Duration::ZERO, &name).await?;
         let ended = end_of(&mut found).await?;
         check!(ended.to_string().contains("another stream has resumed"), "{ended}");

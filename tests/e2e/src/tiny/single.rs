@@ -1,5 +1,5 @@
-//! Probes on instructions of the kernel that the CPU has to execute itself: privileged ones, what
-//! traps behind a `popfq`, repeated ones under a timer's interrupts. Each guest notes what
+//! Probes on instructions of the kernel that the CPU has to execute itself: privileged ones, those
+//! that trap behind a `popfq`, and repeated ones under a timer's interrupts. Each guest notes what
 //! it sees, and sees the same with probes as without.
 
 use iced_x86::IcedError;
@@ -46,7 +46,7 @@ const TF: i32 = 1 << 8;
 const DEBUG: u64 = 1;
 const SINGLE_STEP: i32 = 1 << 14;
 
-/// Whether this KVM shows a plain guest something else than a processor would.
+/// Skips the test if a guest without probes sees something else on this KVM than on a processor.
 fn odd(cx: &Context, notes: &[u64], expected: &[u64]) -> Option<TestResult> {
     let odd = notes != expected && cx.place == Place::Host;
     odd.then(|| {
@@ -99,7 +99,7 @@ fn privileged(cx: &Context) -> TestResult {
         a.mov(r13, cr4)?;
         note(a, r13)?;
 
-        // The other GS base, in and out, and swapped with this one in between.
+        // Reads and writes the other GS base, and swaps it with this one in between.
         a.mov(ecx, KERNEL_GS_BASE)?;
         a.mov(eax, 0x1111_2222_u32)?;
         a.mov(edx, 0x3333_u32)?;
@@ -160,7 +160,7 @@ fn privileged(cx: &Context) -> TestResult {
         check_eq!(Hex(&seen), Hex(&expected), "without probes");
         let with = case.run(cx, PROBES).await?;
         check_eq!(Hex(&with.notes), Hex(&without.notes), "under probes");
-        // What each leaves is in its event already.
+        // The event already has what each instruction leaves.
         let left = |symbol| with.posts.get(symbol).map(|registers| registers.r13);
         let shown = [
             ("read_cr2", 0),
@@ -200,7 +200,7 @@ fn trap_flag(cx: &Context) -> TestResult {
         reached(a, 1)?;
         finish(a, NOTED)?;
 
-        // Notes where it came and why, and ends the stepping.
+        // Notes where the exception came and why, and ends the stepping.
         a.set_label(&mut handler)?;
         a.mov(r14, ptr(rsp))?;
         note(a, r14)?;
@@ -231,7 +231,8 @@ fn trap_flag(cx: &Context) -> TestResult {
 const FROM: u64 = 16 << 20;
 const TO: u64 = 32 << 20;
 const TICKS: u64 = DATA + 0x5000;
-/// Bytes that a copy of the instruction runs through by itself, and more than are foreseen.
+/// A length that a copy of the instruction executes on its own, and one longer than the engine
+/// expects.
 const LENGTHS: [u64; 2] = [1 << 20, 6 << 20];
 
 fn repeated(cx: &Context) -> TestResult {
@@ -259,7 +260,7 @@ fn repeated(cx: &Context) -> TestResult {
             copied(a, names, names_of, len)?;
         }
         a.cli()?;
-        // So many that each instruction met some can't be told; that there were some can.
+        // It isn't known which instructions the interrupts met, but there must have been some.
         let mut none = a.create_label();
         a.mov(rax, TICKS)?;
         a.cmp(qword_ptr(rax), 2)?;
@@ -294,7 +295,7 @@ fn repeated(cx: &Context) -> TestResult {
     })
 }
 
-/// Fills, copies and compares so many bytes, and notes what is left in the registers.
+/// Fills, copies and compares `len` bytes, and notes what is left in the registers.
 fn copied(
     a: &mut CodeAssembler,
     names: &mut Names,

@@ -27,10 +27,10 @@ const VCPUS: u32 = 64;
 /// Calls that each vCPU makes.
 const CALLS: u64 = 10;
 
-/// Where the code is copied to that the other vCPUs begin with, in real mode: page 8 (SDM vol. 3, 11.6.1, the vector
-/// of a SIPI).
+/// Where the code is copied with which the other vCPUs begin, in real mode: page 8 (SDM vol. 3, 11.6.1, the vector of a
+/// SIPI).
 const START: u64 = 0x8000;
-/// From real mode into 64-bit mode (SDM vol. 3, 10.8.5), by the table of segments that the monitor has left at 0x500.
+/// From real mode into 64-bit mode (SDM vol. 3, 10.8.5), with the table of segments that the monitor has left at 0x500.
 #[rustfmt::skip]
 const TO_64_BIT: [u8; 0x46] = [
     0x8c, 0xc8,                         // mov ax, cs
@@ -52,7 +52,7 @@ const TO_64_BIT: [u8; 0x46] = [
     0x37, 0x00, 0x00, 0x05, 0x00, 0x00, // 0x3c: limit and address of the table of segments
     0, 0, 0, 0,                         // 0x42: CR3
 ];
-/// Where the entry is in it, and CR3.
+/// The offsets of the entry and of CR3 in it.
 const ENTRY_AT: u64 = 0x36;
 const CR3_AT: u64 = 0x42;
 
@@ -115,7 +115,7 @@ fn all(cx: &Context) -> TestResult {
     })
 }
 
-/// Puts the code in its place and starts all other vCPUs.
+/// Copies the code into its place and starts all other vCPUs.
 fn start_others(a: &mut CodeAssembler, code: CodeLabel, entry: CodeLabel) -> Result<(), IcedError> {
     a.lea(rsi, ptr(code))?;
     a.mov(rdi, START)?;
@@ -123,7 +123,7 @@ fn start_others(a: &mut CodeAssembler, code: CodeLabel, entry: CodeLabel) -> Res
     a.rep().movsb()?;
     a.mov(rdi, START)?;
     a.lea(rax, ptr(entry))?;
-    // The upper half's address of a place below 2 GiB: its lower half is the physical address and bit 31.
+    // An address in the upper half of a place below 2 GiB: its lower 32 bits are the physical address with bit 31 set.
     a.and(eax, 0x7fff_ffff)?;
     a.mov(dword_ptr(rdi + ENTRY_AT), eax)?;
     a.mov(rax, cr3)?;

@@ -1,5 +1,5 @@
-//! Probes on instructions of the kernel that load what the CPU is set up by, or go to a device. A guest
-//! notes what each leaves, and the same with probes as without.
+//! Probes on instructions of the kernel that load the CPU's system registers, or access a device. A guest notes what
+//! each leaves, and the same with probes as without.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -58,7 +58,7 @@ fn loads(cx: &Context) -> TestResult {
         debug(a, names)?;
         a.mov(rdi, SCRATCH)?;
         a.sidt(ptr(rdi))?;
-        // One gate less.
+        // A table with one gate less.
         a.sub(word_ptr(rdi), 16)?;
         names.here(a, "load_idt")?;
         a.lidt(ptr(rdi))?;
@@ -100,7 +100,7 @@ fn loads(cx: &Context) -> TestResult {
 
         let with = case.run(cx, PROBES).await?;
         check_eq!(Hex(&with.notes), Hex(seen), "under probes");
-        // What each leaves is in its event already.
+        // The event already has what each instruction leaves.
         let shown = [
             ("read_cr8", 2),
             ("read_dr0", 3),

@@ -1,5 +1,5 @@
-//! The monitor's own view of a trap, without server and engine: whatever shape this machine's KVM
-//! gives an int3, it is one and the same [`Trap::Breakpoint`].
+//! The monitor's own view of a trap, without server and engine: in whatever form this machine's KVM
+//! reports an int3, it becomes the same [`Trap::Breakpoint`].
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -23,16 +23,16 @@ pub const SHAPES: Test = Test {
     run: shapes,
 };
 
-/// What a trap was, and RIP without what the upper half adds to it.
+/// A trap, and RIP without the upper half's offset.
 type Seen = (Trap, u64);
 
-/// Steps over the instruction whose first byte an int3 replaced; notes what it sees.
+/// Steps over the instruction whose first byte an int3 replaced, and records the traps.
 #[derive(Debug, Default)]
 struct Recorder {
     seen: Mutex<Vec<Seen>>,
 }
 
-/// The byte that the int3 stands for: `inc ebx` is `ff c3`.
+/// The byte that the int3 replaces: `inc ebx` is `ff c3`.
 const ORIGINAL: u8 = 0xff;
 
 impl TrapHandler for Recorder {
@@ -47,7 +47,7 @@ impl TrapHandler for Recorder {
                 alone: true,
                 ..Step::default()
             }),
-            // A failed write shows: the next int3 is missing in what was seen.
+            // A failed write shows: the next int3 is missing among the traps.
             Trap::Step(StepEnd::Done) => {
                 let _ = memory.write(GuestPhysAddr(rip - 2), &[INT3]);
                 Action::Resume

@@ -26,7 +26,7 @@ pub const FAILED: Test = Test {
     run: failed,
 };
 
-/// By how much it moves.
+/// The distance by which it moves.
 const MOVE: u64 = 0x220_0000;
 const PASSES: u32 = 20;
 
@@ -73,7 +73,7 @@ impl Kernel {
         })
     }
 
-    /// A bzImage of it, with this before the code that unpacks it.
+    /// Makes a bzImage of it, with `before` ahead of the code that unpacks it.
     fn pack(
         &self,
         before: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
@@ -85,7 +85,7 @@ impl Kernel {
     }
 }
 
-/// A bzImage that never comes to its kernel.
+/// A bzImage that never gets to its kernel.
 ///
 /// # Errors
 /// None that this code can cause.

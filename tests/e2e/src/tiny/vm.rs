@@ -33,7 +33,7 @@ impl Tiny {
         Self::new_with(cx, kernel, memory_mib, |_| {}).await
     }
 
-    /// As [`Self::new`], with something changed about the server's command before.
+    /// As [`Self::new`]; `change` can change the server's command before.
     ///
     /// # Errors
     /// If the server refuses it.
@@ -47,7 +47,7 @@ impl Tiny {
         Self::on(server, kernel, |request| request.memory_mib = memory_mib).await
     }
 
-    /// Makes a VM of this kernel, with something changed about its request, which asks for 64 MiB.
+    /// Makes a VM of this kernel. `change` can change its request, which asks for 64 MiB.
     ///
     /// # Errors
     /// If the server refuses it.
@@ -84,7 +84,7 @@ impl Tiny {
         })
     }
 
-    /// Lets it run.
+    /// Starts the guest.
     ///
     /// # Errors
     /// If the server refuses.

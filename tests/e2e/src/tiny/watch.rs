@@ -20,12 +20,12 @@ pub const SIZES: Test = Test {
     run: sizes,
 };
 
-/// A line for each watchpoint, this far apart, each in the middle of nothing else.
+/// Each watchpoint has an area of its own, this far from the next, with unused memory around it.
 const LINES: u64 = UPPER_HALF + DATA + 0x4000;
 const APART: u64 = 0x40;
 const LENGTHS: [u64; 4] = [1, 2, 4, 8];
-/// Where an access begins, from the watchpoint's start, by how many bytes, and how often it is made.
-/// Some are beside the watchpoint, whatever its length, or only of a shorter one.
+/// Where an access begins, relative to the watchpoint's start; its bytes; and how often it is made. Some are beside a
+/// watchpoint of any length, others only beside a shorter one.
 const ACCESSES: [(i64, u64, u64); 10] = [
     (0, 1, 3),
     (0, 2, 2),
@@ -39,14 +39,14 @@ const ACCESSES: [(i64, u64, u64); 10] = [
     (8, 8, 2),
 ];
 
-/// How many accesses touch a watchpoint of a length.
+/// Returns how many accesses touch a watchpoint of a length.
 fn touching(len: u64) -> u64 {
     let touches = |(at, of, _): &&(i64, u64, u64)| *at < len as i64 && at + *of as i64 > 0;
     let made = ACCESSES.iter().filter(touches).map(|(.., times)| times);
     made.sum()
 }
 
-/// Makes all accesses to a line: writes, then reads. `rdi` is the line.
+/// Makes all accesses to an area: writes, then reads. `rdi` is the area's address.
 fn access(a: &mut CodeAssembler) -> Result<(), IcedError> {
     for (at, of, times) in ACCESSES {
         let place = rdi + at as i32;
@@ -80,7 +80,7 @@ fn sizes(cx: &Context) -> TestResult {
     })?;
     cx.block_on(async {
         let mut seen = 0;
-        // Writes make half of the accesses.
+        // Half of the accesses are writes.
         for (access, share) in [("", 1), (":rw", 2)] {
             let guest = Tiny::new(cx, &kernel, 64).await?;
             let texts = LENGTHS.iter().zip(0..).map(|(len, line)| {

@@ -1,4 +1,4 @@
-//! The dashboard, the rules and the table of metrics that go with the product, beside a real scrape.
+//! The dashboard, the rules and the table of metrics that come with the product, compared with a real scrape.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -27,16 +27,16 @@ pub const DOCUMENTED: Test = Test {
 const DASHBOARD: &str = include_str!("../../../../deploy/grafana/vmprobe.json");
 const RULES: &str = include_str!("../../../../deploy/prometheus/vmprobe.rules.yml");
 const DOCUMENT: &str = include_str!("../../../../docs/operations.md");
-/// What Grafana puts in the place of its variables.
+/// The values that Grafana substitutes for its variables.
 const VARIABLES: [(&str, &str); 3] = [
     ("$__rate_interval", "1m"),
     ("$vm", ".*"),
     ("$job", "vmprobe"),
 ];
-/// What the names of our metrics begin with.
+/// Prefixes of our metrics' names.
 const OURS: [&str; 2] = ["vmprobe_", "process_"];
 
-/// All texts under this key.
+/// Collects all texts under this key.
 fn texts<'v>(value: &'v Value, key: &str, found: &mut Vec<&'v str>) {
     match value {
         Value::Object(fields) => {
@@ -72,7 +72,7 @@ fn names(expression: &str) -> impl Iterator<Item = &str> {
     words.filter(|word| OURS.iter().any(|ours| word.starts_with(ours)))
 }
 
-/// A metric as a scrape in the format of Prometheus tells it.
+/// A metric as a scrape in the format of Prometheus describes it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Told {
     kind: String,
@@ -119,10 +119,10 @@ fn told(metrics: &str) -> BTreeMap<String, Told> {
     all
 }
 
-/// The metrics of a server that does all that is counted.
+/// Returns the metrics of a server that has done everything that is counted.
 async fn scraped(cx: &Context) -> Result<(Watched, BTreeMap<String, Told>), Failure> {
     let mut watched = Watched::start_with(cx, |command| {
-        // Nobody listens there; that is counted, too.
+        // No receiver listens there; that is counted, too.
         command.args(["--otlp", "http://127.0.0.1:1"]);
     })
     .await?;
@@ -146,7 +146,7 @@ fn expressions(cx: &Context) -> TestResult {
     );
     cx.block_on(async {
         let (watched, metrics) = scraped(cx).await?;
-        // Longer than the server waits for a VM.
+        // An interval longer than the server waits for a VM.
         let prometheus = Prometheus::start(cx, &watched.metrics, 3000, Some(&rules)).await?;
         let known = prometheus.rules().await?;
         let mut of_rules = Vec::new();
@@ -165,7 +165,7 @@ fn expressions(cx: &Context) -> TestResult {
                 );
             }
         }
-        // A VM that hangs is one to be told of.
+        // A VM that hangs raises an alert.
         watched.server.vm_process(VM)?.stop()?;
         let alert = "ALERTS{alertname=\"VmprobeVmDown\",alertstate=\"pending\"}";
         while prometheus
@@ -179,7 +179,7 @@ fn expressions(cx: &Context) -> TestResult {
     })
 }
 
-/// The rows of the document's table.
+/// Returns the rows of the document's table.
 fn rows(metrics: &BTreeMap<String, Told>) -> Vec<String> {
     let row = |(name, told): (&String, &Told)| {
         let labels: Vec<_> = told

@@ -118,7 +118,7 @@ fn lines(cx: &Context) -> TestResult {
         let event = found.next();
         event.ok_or_else(|| wrong!("nothing tells that it is {message}"))
     };
-    // By the process of the VM, and by the one that clients talk to.
+    // These are from the process of the VM, and from the one that clients connect to.
     for message in ["created", "deleted"] {
         check_eq!(find(message)?["vm"], "logged", "the VM that was {message}");
     }
@@ -127,7 +127,7 @@ fn lines(cx: &Context) -> TestResult {
         event["level"] == "WARN" && message.contains("knows no client with this token")
     });
     check!(refused, "nothing tells of a wrong token");
-    // What libraries tell in the process of a VM is about that, too.
+    // Messages of libraries in the process of a VM have the VM's name, too.
     let h2 = |event: &&Value| {
         event["target"]
             .as_str()

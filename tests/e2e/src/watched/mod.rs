@@ -1,4 +1,4 @@
-//! A server that is watched: by a Prometheus, by a browser, by whoever reads its log, by a receiver of both.
+//! A server that is watched: by a Prometheus, by a browser, by readers of its log, by a receiver of metrics and logs.
 
 mod dashboard;
 mod log;
@@ -36,22 +36,22 @@ pub const TESTS: &[Test] = &[
     otlp::EVENTS,
 ];
 
-/// A function of the guest that it calls once for each byte that it is sent.
+/// A function that the guest calls once for each byte that it is sent.
 const CALLED: &str = "called";
-/// A function that it calls all the time.
+/// A function that the guest calls all the time.
 const BUSY: &str = "busy";
-/// A VM's name that a page has to take as a text.
+/// A VM's name that a page must treat as a text.
 const VM: &str = "web-1.example";
-/// A probe's name that isn't nice to quote.
+/// A probe's name with characters that have to be escaped.
 const PROBE: &str = r#"<b/id="x">&\"#;
 
-/// A server that tells metrics, with a VM whose guest runs, and whose functions have a probe each.
+/// A server with metrics, with a VM whose guest runs, and with a probe on each of its functions.
 #[derive(Debug)]
 struct Watched {
     client: Client,
     console: Console,
     server: Server,
-    /// Where metrics are told: an IP address and a port.
+    /// Where metrics are served: an IP address and a port.
     metrics: String,
 }
 
@@ -60,7 +60,7 @@ impl Watched {
         Self::start_with(cx, |_| {}).await
     }
 
-    /// As [`start`](Self::start), with something changed about the server's command before.
+    /// As [`start`](Self::start); `change` can change the server's command before.
     async fn start_with(cx: &Context, change: impl FnOnce(&mut Command)) -> Result<Self, Failure> {
         let watched = Self::held_with(cx, change).await?;
         watched.client.start_vm(VM).await?;
@@ -92,7 +92,7 @@ impl Watched {
         })
     }
 
-    /// Has the guest call its function so many times; returns when it has.
+    /// Has the guest call its function `times` times, and returns when it has.
     async fn call(&mut self, times: usize) -> Result<(), Failure> {
         let text = vec![b'.'; times];
         self.console.send(&text).await?;
@@ -100,7 +100,7 @@ impl Watched {
         Ok(())
     }
 
-    /// An answer of its own to a question for this path.
+    /// Returns its answer to a GET of this path.
     async fn get(&self, path: &str) -> Result<String, Failure> {
         http::get(&self.metrics, path).await
     }
@@ -118,7 +118,7 @@ fn on(symbol: &str, name: &str) -> ProbeSpec {
     }
 }
 
-/// A VM that sends back each byte that it is sent, once it has called a function for it.
+/// A VM whose guest echoes each byte, after it has called a function for it.
 fn request(name: &str) -> Result<CreateVmRequest, Failure> {
     let kernel = image::build(|a, names| {
         let mut again = a.create_label();
@@ -137,13 +137,13 @@ fn request(name: &str) -> Result<CreateVmRequest, Failure> {
         a.jmp(again)?;
         a.set_label(&mut called)?;
         a.nop()?;
-        // An instruction has one label at most.
+        // An instruction can have only one label.
         names.here(a, CALLED)?;
         a.nop()?;
         a.ret()?;
         a.set_label(&mut busy)?;
         a.nop()?;
-        // An instruction has one label at most.
+        // An instruction can have only one label.
         names.here(a, BUSY)?;
         a.nop()?;
         a.ret()

@@ -20,9 +20,9 @@ pub const SHOWN: Test = Test {
 
 /// Debian's Chromium without a window, which deploy/setup.sh installs.
 const BROWSER: &str = "chromium-headless-shell";
-/// Milliseconds by the page's own clock until it is looked at: enough for it to ask, and to ask again.
+/// Milliseconds by the page's own clock until its content is read: enough for two requests.
 const PAGE_TIME_MS: u32 = 3000;
-/// A folder where pictures of the page are left, if this says one.
+/// The environment variable with a folder where pictures of the page are left.
 const PICTURES: &str = "VMPROBE_PAGE_PICTURES";
 
 /// Runs the browser on a page; returns what it writes.
@@ -60,7 +60,7 @@ fn text_of<'a>(page: &'a str, id: &str) -> Result<&'a str, Failure> {
 }
 
 impl Watched {
-    /// Has more VMs than one, and names that people give.
+    /// Adds more VMs, and names that people give.
     async fn picturesque(&mut self) -> Result<(), Failure> {
         let names = vec![PROBE.to_owned()];
         self.client.unregister_probes(VM, Vec::new(), names).await?;
@@ -80,7 +80,7 @@ fn shown(cx: &Context) -> TestResult {
         watched.call(1234).await?;
         watched.client.disarm_probes(VM).await?;
         watched.client.arm_probes(VM).await?;
-        // Rates are those between two looks.
+        // Rates are computed between two requests.
         let path = format!("/api/status?vm={VM}");
         loop {
             let status = watched.get(&path).await?;
@@ -96,7 +96,7 @@ fn shown(cx: &Context) -> TestResult {
         for part in [
             format!("<a href=\"#vm={VM}\">{VM}</a>"),
             "<td class=\"name running\" title=\"running\">running</td>".to_owned(),
-            // As a text, not as an element.
+            // Shown as a text, not as an element.
             PROBE
                 .replace('&', "&amp;")
                 .replace('<', "&lt;")

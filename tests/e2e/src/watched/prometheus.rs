@@ -32,14 +32,15 @@ pub const CHECKED: Test = Test {
 /// A Prometheus on a port of its own, killed when this is dropped.
 pub struct Prometheus {
     _process: Child,
-    // Held open so that nothing that it writes fails.
+    // Held open so that its writes don't fail.
     _log: Lines<BufReader<ChildStderr>>,
     _folder: TempDir,
     address: String,
 }
 
 impl Prometheus {
-    /// Starts one that scrapes this address every so many milliseconds; returns when it answers.
+    /// Starts one that scrapes this address at this interval in milliseconds. Returns when it
+    /// answers.
     ///
     /// # Errors
     /// If it doesn't start.
@@ -96,7 +97,7 @@ impl Prometheus {
         })
     }
 
-    /// What a query comes to now, or why it is none.
+    /// Returns the result of a query now, or its error as a failure.
     ///
     /// # Errors
     /// If it doesn't answer.
@@ -148,7 +149,7 @@ fn scrapes(cx: &Context) -> TestResult {
             watched.call(so_far).await?;
             while prometheus.value(&of_probe).await? != sum {}
         }
-        // What goes on all the time has a rate.
+        // Ongoing work has a rate.
         let rate = format!("rate(vmprobe_probe_hits_total{{probe=~\"{BUSY}.*\"}}[10s])");
         while prometheus.value(&rate).await? <= 0.0 {}
         let up = prometheus.value("up{job=\"vmprobe\"}").await?;
@@ -160,7 +161,7 @@ fn scrapes(cx: &Context) -> TestResult {
         while prometheus.value(&count).await? < stops.count as f64 {}
         let p99 = "histogram_quantile(0.99, vmprobe_stop_seconds_bucket)";
         let p99 = prometheus.value(p99).await?;
-        // Ranges end at twice the length of those before.
+        // The upper end of each range is twice that of the range before.
         check!(
             p99 > 0.0 && p99 <= 2e-9 * stops.longest_ns as f64,
             "stops took {p99} s, and the longest {} ns",

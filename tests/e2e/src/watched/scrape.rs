@@ -1,4 +1,4 @@
-//! Metrics as they are told, beside what the API tells of the same.
+//! Metrics in a scrape, compared with what the API reports of the same things.
 
 use vmprobe_client::v1::ProbeOrder;
 
@@ -45,7 +45,7 @@ fn counts(cx: &Context) -> TestResult {
             Some(37),
             "hits of the probe on {CALLED}"
         );
-        // What goes on comes to a standstill, so that both tell the same.
+        // The VM is paused, so that both report the same.
         watched.client.pause_vm(VM).await?;
         let metrics = watched.get("/metrics").await?;
         let stats = watched.client.vm_stats(VM, 9, ProbeOrder::Rate, 9).await?;
@@ -78,7 +78,7 @@ fn counts(cx: &Context) -> TestResult {
         }
         let paused = format!("vmprobe_vm_state{{vm=\"{VM}\",state=\"paused\"}}");
         check_eq!(value(&metrics, &paused)?, 1.0, "{paused}");
-        // Each event was handed out, lost, or waits.
+        // Each event was delivered, lost, or waits.
         let told = |name: &str| value(&metrics, &format!("{name}{labels}"));
         let all = told("vmprobe_events_delivered_total")?
             + told("vmprobe_events_lost_total")?
@@ -123,7 +123,7 @@ fn hangs(cx: &Context) -> TestResult {
         );
         check_eq!(up(VM).await?, 1.0, "up afterwards");
         process.signal(libc::SIGKILL)?;
-        // Its end is seen as soon as its connection is closed.
+        // The end of the process is noticed as soon as its connection is closed.
         while up(VM).await? != 0.0 {}
         check_eq!(up("other").await?, 1.0, "the other VM");
         pass()

@@ -1,4 +1,4 @@
-//! Signals whose stack isn't all there, so that the kernel faults where it saves the FPU's registers.
+//! Signals with a missing page in their stack, so that the kernel faults when it saves the FPU's registers.
 
 use std::arch::asm;
 use std::cell::Cell;
@@ -14,22 +14,22 @@ use super::threads::{self, online_cpus};
 const LENGTH: usize = 64 << 10;
 
 const PAGE: usize = 4096;
-/// Where the FPU's state has its header (SDM vol. 1, 13.4.2).
+/// Offset of the header of the FPU's state (SDM vol. 1, 13.4.2).
 const HEADER: usize = 512;
 
 thread_local! {
     static HANDLED: Cell<u64> = const { Cell::new(0) };
-    /// Where the kernel has put the FPU's state.
+    /// Address at which the kernel has stored the FPU's state.
     static STATE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// One thread on each CPU sends itself a signal `count` times, and each time takes a page of the
-/// signal's stack away before. What was in the registers has to be there when the handler is done.
+/// One thread on each CPU sends itself a signal `count` times, each time after discarding a page of the signal's stack.
+/// The registers must have their values again when the handler is done.
 ///
-/// The kernel writes the FPU's state to that stack with page faults forbidden (Linux
-/// `arch/x86/kernel/fpu/signal.c`, `copy_fpstate_to_sigframe`), goes on at a fix-up when that fails,
-/// makes the pages, and tries again. As it writes the header before by other means, the stack is such
-/// that the header is on a page that is there, and what precedes it on one that isn't.
+/// The kernel writes the FPU's state to that stack with page faults forbidden (Linux `arch/x86/kernel/fpu/signal.c`,
+/// `copy_fpstate_to_sigframe`), goes on at a fix-up when that fails, makes the pages, and tries again. It writes the
+/// header before that by other means. So the stack is placed such that the header's page is present and the page before
+/// it isn't.
 pub fn run(count: u64) -> io::Result<Value> {
     let cpus = online_cpus()?.len();
     threads::on_each_cpu(|cpu| thread(cpu as u64, count))?;
@@ -54,7 +54,7 @@ fn thread(cpu: u64, count: u64) -> io::Result<()> {
     check(unsafe { libc::sigaction(libc::SIGUSR2, &action, ptr::null_mut()) })?;
     use_stack(start, LENGTH)?;
     signal_with(0)?;
-    // A shorter stack has the state lower by as much; both are multiples of 64.
+    // With a stack shorter by this much, the state is lower by as much; both are multiples of 64.
     let top = LENGTH - STATE.get().wrapping_add(HEADER) % PAGE;
     use_stack(start, top)?;
     // SAFETY: nothing is on that stack between two signals.
@@ -93,15 +93,15 @@ fn use_stack(start: *mut libc::c_void, length: usize) -> io::Result<()> {
     check(unsafe { libc::sigaltstack(&stack, ptr::null_mut()) }).map(drop)
 }
 
-/// Sends the signal with this in a register of the FPU; what is there afterwards.
+/// Sends the signal with this value in a register of the FPU. Returns the register's value afterwards.
 fn signal_with(value: u64) -> io::Result<u64> {
     let process = std::process::id();
     // SAFETY: this call has no effect on memory.
     let thread = unsafe { libc::syscall(libc::SYS_gettid) };
     let after: u64;
     let result: i64;
-    // SAFETY: tgkill takes three numbers. All registers that the call or this code changes are told;
-    // the handler runs as one does anywhere.
+    // SAFETY: tgkill takes three numbers. All registers that the call or this code changes are declared; the handler
+    // runs as one does anywhere.
     unsafe {
         asm!(
             "movq xmm9, {value}",
@@ -129,6 +129,6 @@ extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
     let state = unsafe { (*context).uc_mcontext.fpregs };
     STATE.set(state.expose_provenance());
     HANDLED.set(HANDLED.get() + 1);
-    // SAFETY: the register is told to be changed.
+    // SAFETY: the register is declared as changed.
     unsafe { asm!("pxor xmm9, xmm9", out("xmm9") _) };
 }

@@ -1,4 +1,4 @@
-//! What system calls answer, as a process sees it.
+//! The results of system calls, as a process sees them.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -20,7 +20,7 @@ pub fn run() -> io::Result<Value> {
     let uid = unsafe { libc::getuid() };
     // SAFETY: as above.
     let parent = unsafe { libc::getppid() };
-    // What the first one has set is what the second one finds.
+    // The second call finds the mask that the first one has set.
     let _before = set_mask();
     let mask = set_mask();
     let (read, open) = match File::open(FILE) {
@@ -38,7 +38,7 @@ pub fn run() -> io::Result<Value> {
     }))
 }
 
-/// Sets the mask for new files; what it was.
+/// Sets the mask for new files. Returns the mask before.
 fn set_mask() -> libc::mode_t {
     // SAFETY: the call has no conditions.
     unsafe { libc::umask(MASK) }

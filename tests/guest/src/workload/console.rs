@@ -9,7 +9,7 @@ use crate::console;
 use crate::plan::Plan;
 use crate::with_name;
 
-/// Counts in user mode until a line of input arrives; looks for one now and then only.
+/// Counts in user mode until a line of input arrives, which it checks now and then.
 pub fn spin() -> io::Result<Value> {
     let mut count: u64 = 0;
     while !console::has_input()? {
@@ -22,7 +22,7 @@ pub fn spin() -> io::Result<Value> {
 }
 
 /// Reports each line of input, until the line `quit`. A line that begins with `workload=` is a plan
-/// of its own: its workload is done and reported, so that a test chooses when the guest works.
+/// of its own: its workload is done and reported, so that a test can choose when the guest works.
 pub fn echo() -> io::Result<Value> {
     let mut lines = 0;
     loop {

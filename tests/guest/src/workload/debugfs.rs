@@ -10,7 +10,7 @@ const ROOT: &str = "/sys/kernel/debug";
 /// The kernel's kprobes, a line each.
 pub const KPROBES: &str = "kprobes/list";
 
-/// Makes them readable, if they aren't yet.
+/// Mounts debugfs, if it isn't mounted yet.
 pub fn ready() -> io::Result<()> {
     if Path::new(ROOT).join("kprobes").exists() {
         return Ok(());
@@ -19,7 +19,7 @@ pub fn ready() -> io::Result<()> {
         .map_err(|error| io::Error::other(format!("can't mount {ROOT}: {error}")))
 }
 
-/// What a file says.
+/// The content of a file.
 pub fn read(file: &str) -> io::Result<String> {
     ready()?;
     fs::read_to_string(Path::new(ROOT).join(file))

@@ -15,7 +15,7 @@ const INT3: libc::c_long = 0xcc;
 const TRAPPED: libc::c_int = libc::SIGTRAP << 8 | 0x7f;
 const STOPPED: libc::c_int = libc::SIGSTOP << 8 | 0x7f;
 
-/// `count` hits of a debugger's breakpoint, and `count` of a handler's.
+/// Makes `count` hits of a debugger's breakpoint, and `count` int3s that a handler takes.
 pub fn run(count: u64) -> io::Result<Value> {
     Ok(json!({ "debugged": debugged(count)?, "handled": handled(count)? }))
 }
@@ -27,8 +27,8 @@ extern "C" fn target() {
     CALLS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Sets a breakpoint at a function of a child and steps over the instruction beneath at each hit;
-/// how many hits there were. The child ends well only if all its calls were made.
+/// Sets a breakpoint at a function of a child and steps over the instruction under it at each hit.
+/// Returns how many hits there were. The child ends well only if all its calls were made.
 fn debugged(count: u64) -> io::Result<u64> {
     let child = fork(|| {
         let ready = trace(libc::PTRACE_TRACEME, 0, 0, 0).is_ok();
@@ -126,7 +126,7 @@ extern "C" fn handler(_: libc::c_int) {
     HANDLED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Executes int3s in a child that handles the signal; how many it handled.
+/// Executes int3s in a child that handles the signal. Returns how many it handled.
 fn handled(count: u64) -> io::Result<u64> {
     let (mut from, mut to) = io::pipe()?;
     let child = fork(|| {

@@ -14,7 +14,7 @@ const EVENTS: &str = "events/mine";
 const GROUP: &str = "events/mine/enable";
 
 /// Adds each definition of the plan's `at` to `kprobe_events` and switches them on. They are separated by `;`, and a
-/// comma in one stands for a blank. Says which the kernel has refused.
+/// comma in one stands for a blank. Reports those that the kernel has refused.
 pub fn define(plan: &Plan) -> io::Result<Value> {
     tracefs::ready()?;
     let mut refused = Vec::new();
@@ -29,18 +29,18 @@ pub fn define(plan: &Plan) -> io::Result<Value> {
             refused.push(json!({ "definition": text, "log": log }));
         }
     }
-    // Where all were refused there is no group.
+    // If all were refused, there is no group.
     if tracefs::path(GROUP).exists() {
         tracefs::write(GROUP, "1")?;
     }
     Ok(json!({ "refused": refused }))
 }
 
-/// The lines of the trace. Then there are no events any more.
+/// Returns the lines of the trace, and removes the events.
 pub fn trace() -> io::Result<Value> {
     tracefs::write(GROUP, "0")?;
     let lines = tracefs::lines()?;
-    // A trigger holds its event.
+    // An event with a trigger can't be removed.
     for event in fs::read_dir(tracefs::path(EVENTS))? {
         let trigger = format!("{EVENTS}/{}/trigger", event?.file_name().display());
         let has_stacks = tracefs::read(&trigger).is_ok_and(|text| text.contains("stacktrace:"));

@@ -16,8 +16,8 @@ use crate::plan::Plan;
 
 /// Bytes of a sector.
 const SECTOR: u64 = 512;
-/// Modules of the drivers in the order in which they need each other; a kernel that has one of the first built in has
-/// no file of it.
+/// Modules of the drivers, each after those that it needs. If a kernel has one of the first built in, there is no file
+/// of it.
 const DRIVERS: [&str; 15] = [
     "virtio_ring",
     "virtio",
@@ -55,10 +55,10 @@ pub fn load_drivers() -> io::Result<Value> {
     Ok(json!({ "loaded": loaded }))
 }
 
-/// Fills the disk `at`, each sector with its number, from all CPUs at once, in pieces of `count` sectors; makes the
-/// second half of its first eight MiB zeros in two ways; reads it back from the disk.
+/// Fills the disk `at`, each sector with its number, from all CPUs at once, in pieces of `count` sectors; zeroes the
+/// second half of its first eight MiB in two ways; reads it back from the disk.
 ///
-/// The report says how many calls of `pwrite` and `pread` that were.
+/// The report has the number of calls of `pwrite` and `pread`.
 pub fn fill(plan: &Plan) -> io::Result<Value> {
     let disk = open(&plan.at, true)?;
     let sectors = sectors_of(&plan.at)?;
@@ -147,7 +147,7 @@ pub fn random(plan: &Plan) -> io::Result<Value> {
     Ok(json!({ "from": current.trim(), "bytes": bytes.len(), "values": values.len() }))
 }
 
-/// Opens a disk. It may take the kernel a moment to make the file.
+/// Opens a disk. The kernel may need a moment to make its file.
 fn open(name: &str, write: bool) -> io::Result<File> {
     let path = format!("/dev/{name}");
     while !Path::new(&path).exists() {
@@ -161,7 +161,7 @@ fn sectors_of(name: &str) -> io::Result<u64> {
     size.trim().parse().map_err(io::Error::other)
 }
 
-/// What sectors are filled with: each with its number, again and again.
+/// Returns the content of sectors: each is filled with its own number.
 fn pattern(first: u64, count: u64) -> Vec<u8> {
     let sectors = first..first + count;
     sectors

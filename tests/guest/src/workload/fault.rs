@@ -12,7 +12,7 @@ use super::sys::check;
 
 const PAGE: usize = 4096;
 
-/// Whether the kernel reads or writes at the pointer, so that a page that is read-only is bad too.
+/// Whether the kernel reads or writes at the pointer. If it writes, a read-only page is bad too.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Access {
     Reads,
@@ -119,9 +119,9 @@ const CALLS: &[Call] = &[
     Call(libc::SYS_process_vm_readv, Access::Reads, [1, BAD, 1, BAD]),
 ];
 
-/// Makes each call with each kind of bad pointer, `count` times, and reads files into fresh pages in
-/// between, which the kernel's copies fault in. Counts how they ended; `other` tells the number of the
-/// call, the pointer and the error where that isn't `EFAULT`.
+/// Makes each call with each kind of bad pointer, `count` times. In between, reads files into fresh pages, which the
+/// kernel's copies fault in. Counts how the calls ended; `other` has the number of the call, the pointer and the error
+/// if that isn't `EFAULT`.
 pub fn run(count: u64) -> io::Result<Value> {
     let pages = Pages::new()?;
     let file = File::open("/init")?;
@@ -165,7 +165,7 @@ impl Call {
     }
 }
 
-/// Pages of this process: one read-only, one without access, one that is no more; in this order.
+/// Pages of this process: one read-only, one without access, one that is unmapped; in this order.
 struct Pages(usize);
 
 impl Pages {
@@ -182,7 +182,7 @@ impl Pages {
         Ok(Self(start))
     }
 
-    /// Bad pointers, and whether each is bad for the kernel's writes only.
+    /// Bad pointers, each with true if it is bad only for the kernel's writes.
     fn bad(&self) -> [(usize, bool); 9] {
         [
             (0x10, false),
@@ -190,8 +190,8 @@ impl Pages {
             (self.0 + 2 * PAGE, false),
             (self.0 + 2 * PAGE + 5, false),
             (self.0 + 3 * PAGE, false),
-            // The last page of user space, the first address that isn't canonical, the first of the
-            // kernel's, the kernel's text.
+            // The last page of user space, the first address that isn't canonical, the first of the kernel's, the
+            // kernel's text.
             (0x7fff_ffff_e000, false),
             (0x8000_0000_0000, false),
             (0xffff_8000_0000_0000, false),
@@ -200,14 +200,14 @@ impl Pages {
     }
 }
 
-/// Reads the start of a file into pages that nothing has touched; how many bytes were right.
+/// Reads the start of a file into untouched pages. Returns how many bytes were right.
 fn fault_in() -> io::Result<u64> {
     let mut expected = vec![0; 3 * PAGE];
     File::open("/init")?.read_exact(&mut expected)?;
     let start = map(3 * PAGE)?;
     // SAFETY: the mapping is as long, zero, and this function's own until it unmaps it below.
     let fresh = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, 3 * PAGE) };
-    // Across the ends of pages, by reads of odd lengths.
+    // The reads cross pages, as they have odd lengths.
     let mut file = File::open("/init")?;
     let mut at = 0;
     while at < fresh.len() {

@@ -1,4 +1,4 @@
-//! Memory that the kernel has given to a process, all of it.
+//! All of the memory that the kernel gives to a process.
 
 use std::fs;
 use std::io;
@@ -10,11 +10,11 @@ use super::step;
 use crate::plan::Plan;
 
 const PAGE: usize = 4096;
-/// What each page begins with, and its number among the pages behind that.
+/// The word with which each page begins. The page's number follows.
 const MARK: u64 = 0x656c_6c69_6646_7376;
 
-/// Takes all free memory but `count` MiB, a page at a time, and fills it; waits; then finds what it has
-/// filled it with.
+/// Takes all free memory except for `count` MiB, a page at a time, and fills it; waits; then checks that its content
+/// hasn't changed.
 ///
 /// Steps: `filled`.
 pub fn run(plan: &Plan) -> io::Result<Value> {
@@ -29,7 +29,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // So that small pieces are taken, too. Where there are no large pages this is refused.
+    // So that small free pieces are used, too. In a kernel without large pages this is refused.
     // SAFETY: it changes nothing that is in the mapping.
     unsafe { libc::madvise(start, length, libc::MADV_NOHUGEPAGE) };
     // SAFETY: the mapping is this function's own, zero at first and aligned to pages.
@@ -49,7 +49,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     Ok(json!({ "pages": pages, "wrong": wrong.len() }))
 }
 
-/// What is put at a word.
+/// The value that is written to a word.
 fn filling(index: usize) -> u64 {
     match (index % (PAGE / 8), index / (PAGE / 8)) {
         (0, _) => MARK,

@@ -8,7 +8,7 @@ use super::{step, threads, tracefs};
 use crate::plan::Plan;
 
 /// Traces the functions at the plan's places with each tracer in turn while it makes the calls, and
-/// reports how often each was seen.
+/// reports how often each function was seen.
 ///
 /// Steps: `armed` and `called`, for each tracer.
 pub fn run(plan: &Plan) -> io::Result<Value> {
@@ -42,8 +42,9 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     Ok(json!({ "calls": plan.count, "seen": seen }))
 }
 
-/// Whether a line is a call of this function: `... 1.0: name <-caller` of the function tracer,
-/// `0)  0.1 us  |  name();` or `name() {` of the graph tracer. A return's line ends otherwise.
+/// Returns true if a line is a call of this function: `... 1.0: name <-caller` of the function
+/// tracer, `0)  0.1 us  |  name();` or `name() {` of the graph tracer. A return's line ends
+/// otherwise.
 pub fn is_call(line: &str, name: &str) -> bool {
     line.split_whitespace().any(|word| {
         word.strip_prefix(name)

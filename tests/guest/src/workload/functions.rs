@@ -7,12 +7,12 @@ use std::io;
 use serde_json::{Value, json};
 
 const SYMBOLS: &str = "/proc/kallsyms";
-/// Around all text that stays after the kernel's start.
+/// The bounds of all text that stays after the kernel's start.
 const BOUNDS: [&str; 2] = ["_stext", "_etext"];
-/// Room before a function, for patches.
+/// Prefixes of the padding before a function, for patches.
 const ROOM: [&str; 2] = ["__pfx_", "__cfi_"];
 
-/// How many there are, and a digest of their addresses.
+/// Reports how many functions there are, and a digest of their addresses.
 pub fn run() -> io::Result<Value> {
     let text = fs::read_to_string(SYMBOLS)?;
     let odd = || io::Error::other(format!("{SYMBOLS} shows no addresses, or no text"));
@@ -25,7 +25,8 @@ fn functions(text: &str) -> Option<BTreeSet<u64>> {
     let mut bounds = [0; 2];
     let mut found = BTreeSet::new();
     for line in text.lines() {
-        // Behind a tab is the name of a module, which has text of its own.
+        // A tab and the name of a module follow in the line of a module's symbol. Its text isn't
+        // the kernel's.
         let mut words = line.split(' ');
         let address = u64::from_str_radix(words.next()?, 16).ok()?;
         let (kind, name) = (words.next()?, words.next()?);
@@ -79,7 +80,7 @@ mod tests {
 
     #[test]
     fn the_digest_is_fnv() {
-        // Of no bytes it is the offset basis.
+        // Without any bytes, it is the offset basis.
         assert_eq!(digest(&BTreeSet::new()), 0xcbf2_9ce4_8422_2325);
         assert_ne!(digest(&BTreeSet::from([1])), digest(&BTreeSet::from([2])));
     }

@@ -1,4 +1,4 @@
-//! Numbers that system calls get, which are pointers to all kinds of memory and to none.
+//! Numbers passed to system calls, which are pointers to all kinds of memory and to none.
 
 use std::fs;
 use std::io;
@@ -13,9 +13,10 @@ use super::sys::check;
 use super::threads::{online_cpus, pin_to};
 
 const PAGE: usize = 4096;
-/// What is at the beginning of memory of this program's.
+/// The word at the beginning of this program's memory.
 const WORD: u64 = 0x1122_3344_5566_7788;
-/// Not canonical, or with nothing there: the processes' half, the kernel's, and the last byte of all.
+/// Addresses that aren't canonical or aren't mapped: in the processes' half, in the kernel's half, and the last byte of
+/// all.
 const NOWHERE: [u64; 9] = [
     0,
     0xfff,
@@ -27,17 +28,17 @@ const NOWHERE: [u64; 9] = [
     0xffff_8000_0000_0000,
     u64::MAX,
 ];
-/// Where the kernel maps single pages for good, those of devices such as the local APIC among them (`FIXADDR_TOP` in
+/// Where the kernel maps single pages permanently, including those of devices such as the local APIC (`FIXADDR_TOP` in
 /// `arch/x86/include/asm/fixmap.h`).
 const FIXED: std::ops::Range<u64> = 0xffff_ffff_ff20_0000..0xffff_ffff_ff80_0000;
-/// The local APIC, in the kernel's direct mapping: no memory, so it isn't mapped there.
+/// The local APIC's place in the kernel's direct mapping. As it isn't memory, it isn't mapped there.
 const APIC: u64 = 0xffff_8880_fee0_0000;
-/// The switch for real addresses in `/proc/vmallocinfo`, and the value for it.
+/// The setting for real addresses in `/proc/vmallocinfo`, and the value for it.
 const RESTRICT: (&str, &str) = ("/proc/sys/kernel/kptr_restrict", "1");
-/// Pages behind the kernel's areas that are tried.
+/// Guard pages behind the kernel's areas that are tried.
 const GUARDS: usize = 64;
 
-/// Makes `getpgid` of pointers of every kind, one after the other, and says how many of which kind they were.
+/// Makes `getpgid` of pointers of every kind, one after the other, and reports how many there were of each kind.
 pub fn run() -> io::Result<Value> {
     let mine = Mapping::new(-1)?;
     let closed = Mapping::new(-1)?;
@@ -61,7 +62,8 @@ pub fn run() -> io::Result<Value> {
     Ok(json!({ "given": given, "word": WORD }))
 }
 
-/// The same of one pointer `count` times, while a thread on another CPU makes and ends the mapping that it leads to.
+/// Makes `getpgid` of one pointer `count` times, while a thread on another CPU maps and unmaps the page that it points
+/// to.
 pub fn unmapped_meanwhile(count: u64) -> io::Result<Value> {
     let cpus = online_cpus()?;
     let [first, second] = cpus[..] else {
@@ -95,7 +97,7 @@ fn give(pointer: u64) {
     unsafe { libc::syscall(libc::SYS_getpgid, pointer) };
 }
 
-/// A page that no mapping of the kernel's has (`memfd_secret(2)`); `None` in a kernel without.
+/// A page that isn't in the kernel's direct mapping (`memfd_secret(2)`); `None` in a kernel without such pages.
 fn secret() -> io::Result<Option<Mapping>> {
     // SAFETY: the call makes a file and touches no memory of this program's.
     let fd = unsafe { libc::syscall(libc::SYS_memfd_secret, 0) };
@@ -121,7 +123,7 @@ fn guards() -> io::Result<Vec<u64>> {
         let (_, end) = range.split_once('-')?;
         u64::from_str_radix(end.trim_start_matches("0x"), 16).ok()
     };
-    // Areas of pages have a guard; what else there is may not.
+    // Areas with pages have a guard page; other areas may not.
     let areas = areas?;
     let of_pages = areas.lines().filter(|line| line.contains(" pages="));
     let ends = of_pages.filter_map(end_of).take(GUARDS);
@@ -131,11 +133,11 @@ fn guards() -> io::Result<Vec<u64>> {
 /// A page of memory that begins with [`WORD`].
 struct Mapping(*mut libc::c_void);
 
-// SAFETY: the page's content is of no thread's interest; only its address is passed on.
+// SAFETY: threads don't read the page's content; only its address is passed on.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Of a file, or of none with -1.
+    /// Maps a page of a file, or of no file with -1.
     fn new(fd: libc::c_int) -> io::Result<Self> {
         Self::at(ptr::null_mut(), 0, fd)
     }
@@ -161,17 +163,17 @@ impl Mapping {
         self.0 as u64
     }
 
-    /// Ends the mapping, and makes another one at its place.
+    /// Unmaps the page, and maps another one at its place.
     fn renew(&self) -> io::Result<()> {
         // SAFETY: nothing refers to the page.
         check(unsafe { libc::munmap(self.0, PAGE) })?;
         let new = Self::at(self.0, libc::MAP_FIXED, -1)?;
-        // It is this one's.
+        // The page belongs to `self`.
         std::mem::forget(new);
         Ok(())
     }
 
-    /// Lets nobody touch it.
+    /// Forbids any access to it.
     fn protect(&self) -> io::Result<()> {
         // SAFETY: nothing refers to the page.
         check(unsafe { libc::mprotect(self.0, PAGE, libc::PROT_NONE) }).map(drop)

@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use super::{klog, ring_buffer, step, threads, tracefs};
 use crate::plan::Plan;
 
-/// A clock that no CPU sees go back.
+/// A clock that goes forward on all CPUs.
 const CLOCK: &str = "global";
 
-/// As [`threads::rounds`], with the function tracer at the plan's places: also says how often it saw
-/// each CPU call, how often the next call was another CPU's, and in how many rounds all CPUs were in the
-/// middle of their calls at the same time.
+/// As [`threads::rounds`], with the function tracer at the plan's places. Also reports how many calls it saw on each
+/// CPU, how often the next call was another CPU's, and in how many rounds all CPUs were in the middle of their calls at
+/// the same time.
 ///
 /// Steps: `armed`, and `round` for each round.
 pub fn run(plan: &Plan) -> io::Result<Value> {
@@ -52,7 +52,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     }))
 }
 
-/// How often, in the order of time, the next call is another CPU's.
+/// Returns how often, in the order of time, the next call is another CPU's.
 fn changes(times: &[Vec<u64>]) -> u64 {
     let calls = times.iter().enumerate();
     let mut calls: Vec<(u64, usize)> = calls
@@ -63,7 +63,7 @@ fn changes(times: &[Vec<u64>]) -> u64 {
     pairs.filter(|pair| pair[0].1 != pair[1].1).count() as u64
 }
 
-/// Whether there is a time that lies between the first and the last call of every CPU.
+/// Returns true if there is a time that lies between the first and the last call of every CPU.
 fn overlap(times: &[Vec<u64>]) -> bool {
     let firsts: Option<Vec<_>> = times.iter().map(|times| times.first()).collect();
     let lasts: Option<Vec<_>> = times.iter().map(|times| times.last()).collect();

@@ -1,4 +1,4 @@
-//! What the kernel's log has to complain about, what is new in it, and lines of our own.
+//! Complaints and new lines in the kernel's log, and lines of our own.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::thread;
 use std::time::Duration;
 
-/// What a line of trouble has in it: oopses, warnings, lockups, stalls, lists and locks gone wrong.
+/// Words in lines of trouble: oopses, warnings, lockups, stalls, corrupt lists and locks.
 const TROUBLE: &[&str] = &[
     "BUG",
     "Oops",
@@ -23,10 +23,9 @@ const TROUBLE: &[&str] = &[
     "Kernel panic",
     "Unexpected int3",
 ];
-/// What a line has that is no trouble. It tells of a weakness of the CPU by a link into the kernel's
-/// documentation, or by the name of an attack that its mitigation doesn't prevent on some models
-/// (`arch/x86/kernel/cpu/bugs.c`). Or it refuses a kprobe in a function, whose name may have any words
-/// (`kernel/trace/trace_kprobe.c`).
+/// Words of harmless lines. Such a line reports a weakness of the CPU by a link into the kernel's documentation, or by
+/// the name of an attack that its mitigation doesn't prevent on some models (`arch/x86/kernel/cpu/bugs.c`). Or it
+/// refuses a kprobe in a function, whose name may contain any words (`kernel/trace/trace_kprobe.c`).
 const HARMLESS: [&str; 3] = [
     "hw-vuln",
     "RETBleed: WARNING: Spectre v2 mitigation leaves CPU",
@@ -34,10 +33,10 @@ const HARMLESS: [&str; 3] = [
 ];
 /// The kernel's log.
 const PATH: &str = "/dev/kmsg";
-/// At most so many lines are told.
+/// The most lines that are reported.
 const TOLD: usize = 20;
 
-/// The lines of the kernel's log since the boot that tell of trouble, without their time.
+/// Returns the lines of the kernel's log since the boot that report trouble, without their times.
 pub fn complaints() -> io::Result<Vec<String>> {
     let mut log = open()?;
     let mut found = Vec::new();
@@ -50,18 +49,18 @@ pub fn complaints() -> io::Result<Vec<String>> {
     Ok(found)
 }
 
-/// What the kernel's log gets from a moment on.
+/// The new lines of the kernel's log from a moment on.
 pub struct News(File);
 
 impl News {
-    /// From now on.
+    /// Begins now.
     pub fn from_now_on() -> io::Result<Self> {
         let mut log = open()?;
         log.seek(SeekFrom::End(0))?;
         Ok(Self(log))
     }
 
-    /// The lines until now, without their time.
+    /// Returns the lines until now, without their times.
     pub fn lines(mut self) -> io::Result<Vec<String>> {
         let mut lines = Vec::new();
         while let Some(record) = record(&mut self.0)? {
@@ -71,15 +70,16 @@ impl News {
     }
 }
 
-/// What our own lines begin with.
+/// The beginning of our own lines.
 const OWN: &str = "said by init: ";
 
-/// Writes so many lines to the log, so far apart; the times that the log has of them, in microseconds.
+/// Writes `count` lines to the log, with this time in between. Returns the times that the log has of them, in
+/// microseconds.
 pub fn say(count: u64, between: Duration) -> io::Result<Vec<u64>> {
     let mut log = open()?;
     log.seek(SeekFrom::End(0))?;
     for number in 0..count {
-        // The log takes ten lines of one that has opened it, and then none for seconds.
+        // The file is opened again for each line: the log takes ten lines from one opening, and then none for seconds.
         let mut to = File::options().write(true).open(PATH)?;
         to.write_all(format!("{OWN}{number}\n").as_bytes())?;
         thread::sleep(between);
@@ -100,7 +100,7 @@ fn open() -> io::Result<File> {
         .open(PATH)
 }
 
-/// The next record: Documentation/ABI/testing/dev-kmsg. `None` if there is none yet.
+/// Reads the next record: Documentation/ABI/testing/dev-kmsg. Returns `None` if there is none yet.
 fn record(log: &mut File) -> io::Result<Option<String>> {
     let mut record = [0; 8192];
     loop {
@@ -127,7 +127,7 @@ fn time(record: &str) -> Option<u64> {
     head.split(',').nth(2)?.parse().ok()
 }
 
-/// The text of a record, if it tells of trouble.
+/// Returns the text of a record if it reports trouble.
 fn trouble(record: &str) -> Option<String> {
     let text = text(record)?;
     let bad = TROUBLE.iter().any(|word| text.contains(word));

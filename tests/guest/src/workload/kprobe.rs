@@ -29,7 +29,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
             }
         }
     }
-    // One by one: an event that can't be armed is refused alone.
+    // One by one, so that the refusal of one event doesn't affect the others.
     names.retain(|name| {
         let armed = tracefs::write(&format!("events/mine/{name}/enable"), "1");
         let failed = armed.err().map(|error| error.to_string());
@@ -63,7 +63,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     Ok(json!({ "calls": plan.count, "events": events, "refused": refused }))
 }
 
-/// Hits and misses of an event in the profile: a line `name hits misses` each.
+/// Returns hits and misses of an event from the profile: a line `name hits misses` each.
 pub(in crate::workload) fn counts(profile: &str, name: &str) -> Option<(u64, u64)> {
     profile.lines().find_map(|line| {
         let mut words = line.split_whitespace();

@@ -1,4 +1,4 @@
-//! A kprobe of the guest's own that is there before it is armed, and after.
+//! A kprobe of the guest's own that is also registered before and after it is armed.
 
 use std::io;
 
@@ -9,8 +9,8 @@ use crate::plan::Plan;
 
 const EVENT: &str = "switched";
 
-/// Registers a kprobe event at the plan's place, arms it, disarms it and removes it; makes the calls while it
-/// is armed and while it isn't any more. With `jump` it waits until the kernel has made a jump of it.
+/// Registers a kprobe event at the plan's place, arms it, disarms it and removes it; makes the calls while it is armed
+/// and after it is disarmed. With `jump` it waits until the kernel has made it a jump.
 ///
 /// Steps: `registered`, `armed`, `called`, `disarmed`, `called again`.
 pub fn run(plan: &Plan, jump: bool) -> io::Result<Value> {

@@ -9,12 +9,12 @@ use super::tools::optimizer;
 use super::tracefs;
 use crate::plan::Plan;
 
-/// What stands before a place whose kprobe is to stay disabled.
+/// The mark before a place whose kprobe stays disabled.
 const DISABLED: char = '!';
 
-/// Makes a kprobe of each of the plan's places, or a kretprobe of those that end in `%return`, and says how
-/// the kernel lists them; with `jumps` when it has made jumps of those that it can. Those whose place begins
-/// with `!` stay disabled.
+/// Makes a kprobe of each of the plan's places, or a kretprobe of those that end in `%return`, and reports how the
+/// kernel lists them; with `jumps` after it has made jumps of those that it can. Those whose place begins with `!` stay
+/// disabled.
 pub fn run(plan: &Plan, jumps: bool) -> io::Result<Value> {
     tracefs::ready()?;
     optimizer::allow(jumps)?;
@@ -44,8 +44,8 @@ pub fn run(plan: &Plan, jumps: bool) -> io::Result<Value> {
     Ok(json!({ "list": list }))
 }
 
-/// Makes a kprobe of each place, of which there may be none, and leaves it disabled; how the kernel
-/// lists all that there are.
+/// Makes a kprobe of each place, of which there may be none, and leaves it disabled. Returns how the kernel lists all
+/// its kprobes.
 pub fn disabled(places: &str) -> io::Result<Vec<String>> {
     if !places.is_empty() {
         tracefs::ready()?;
@@ -60,7 +60,7 @@ pub fn disabled(places: &str) -> io::Result<Vec<String>> {
     lines()
 }
 
-/// Takes those away again.
+/// Removes those.
 pub fn forget(places: &str) -> io::Result<()> {
     if places.is_empty() {
         return Ok(());
@@ -68,7 +68,7 @@ pub fn forget(places: &str) -> io::Result<()> {
     tracefs::write("kprobe_events", "")
 }
 
-/// How the kernel lists its kprobes.
+/// Returns how the kernel lists its kprobes.
 pub fn lines() -> io::Result<Vec<String>> {
     let list = debugfs::read(debugfs::KPROBES)?;
     Ok(list.lines().map(str::to_owned).collect())

@@ -1,4 +1,4 @@
-//! A mark for who follows the guest's exits.
+//! A mark for tracers of the guest's exits.
 
 use std::arch::asm;
 use std::io;

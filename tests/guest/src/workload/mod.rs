@@ -143,7 +143,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     }
 }
 
-/// Reports that a workload has got as far as `event`; with `hold=yes` it then waits for a line.
+/// Reports that a workload has reached `event`; with `hold=yes` it then waits for a line.
 fn step(plan: &Plan, event: &str, fields: Value) -> io::Result<()> {
     serial::report(event, with_name(fields, plan.workload.name()));
     if plan.hold {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{listing, step, threads};
 use crate::plan::Plan;
 
-/// Opened `count` times; the module `tun` makes it, and counts each in `tun_chr_open`.
+/// The device that is opened `count` times. The module `tun` makes it, and each opening calls `tun_chr_open`.
 pub const DEVICE: &str = "/dev/net/tun";
 
 /// Loads the module, opens its device, unloads it. With places `at` the kernel has a kprobe at each
@@ -41,7 +41,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     Ok(json!({ "rounds": plan.rounds, "opens": plan.count * plan.rounds }))
 }
 
-/// Loads and unloads the module while others use it. The report says how often they could open its device.
+/// Loads and unloads the module while threads use it. The report has how often they could open its device.
 pub fn churn(plan: &Plan) -> io::Result<Value> {
     let path = file(&plan.module)?;
     let (stop, opens) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -50,7 +50,7 @@ pub fn churn(plan: &Plan) -> io::Result<Value> {
         for cpu in &cpus {
             let (stop, opens) = (&stop, &opens);
             scope.spawn(move || {
-                // A thread that isn't bound opens it all the same.
+                // A thread that couldn't be bound opens it all the same.
                 let _bound = threads::pin_to(&[*cpu]);
                 while !stop.load(Ordering::Relaxed) {
                     match File::open(DEVICE) {
@@ -71,7 +71,7 @@ fn rounds(plan: &Plan, path: &str) -> io::Result<()> {
     for _ in 0..plan.rounds {
         load(path)?;
         thread::sleep(Duration::from_millis(plan.sleep_ms));
-        // Somebody may just have the device open.
+        // A thread may have the device open at the moment.
         while let Err(error) = unload_now(&plan.module) {
             if error.kind() != io::ErrorKind::WouldBlock {
                 return Err(error);
@@ -81,7 +81,7 @@ fn rounds(plan: &Plan, path: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Where the running kernel's module of this name is.
+/// Returns the path of the running kernel's module of this name.
 pub fn file(name: &str) -> io::Result<String> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     Ok(format!("/lib/modules/{}/{name}.ko", release.trim()))
@@ -102,7 +102,7 @@ pub fn text(name: &str) -> io::Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// Loads a module; flags as `finit_module(2)` has them.
+/// Loads a module, with flags of `finit_module(2)`.
 pub fn load_opened(file: &File, flags: libc::c_int) -> io::Result<()> {
     let no_parameters = c"";
     // SAFETY: the descriptor is open and the parameters end in NUL.
@@ -117,7 +117,7 @@ pub fn load_opened(file: &File, flags: libc::c_int) -> io::Result<()> {
     done(result)
 }
 
-/// Unloads a module that nobody uses.
+/// Unloads a module that isn't in use.
 pub fn unload(name: &str) -> io::Result<()> {
     unload_now(name).map_err(|error| io::Error::other(format!("can't unload {name:?}: {error}")))
 }

@@ -13,7 +13,7 @@ use super::sys::check;
 const PAGE: usize = 4096;
 /// Bytes of a long name.
 const LONG: usize = 300;
-/// Pointers that lead nowhere: to the first page, to no memory of this process, to no canonical address, to a hole in
+/// Pointers that aren't mapped: into the first page, outside this process's memory, a non-canonical one, into a hole in
 /// the kernel's half, to the last byte of all.
 const NOWHERE: [usize; 5] = [
     0,
@@ -29,7 +29,7 @@ pub fn run(count: u64) -> io::Result<Value> {
     names.push("n".repeat(LONG));
     let names = names.into_iter().map(CString::new);
     let names = names.collect::<Result<Vec<_>, _>>()?;
-    // What follows the name is its own as well.
+    // The bytes behind the name are this buffer's as well.
     let empty = [0_u8; 16];
     let pages = Pages::new()?;
     let mut pointers: Vec<usize> = NOWHERE.into();
@@ -97,7 +97,7 @@ impl Pages {
         self.0 as usize + PAGE - 3
     }
 
-    /// A name that has no end before memory has.
+    /// A name without an end, up to the end of its memory.
     fn without_end(&self) -> usize {
         self.0 as usize + 2 * PAGE - 8
     }

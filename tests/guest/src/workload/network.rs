@@ -21,7 +21,7 @@ pub fn set_up(plan: &Plan) -> io::Result<Value> {
         let (name, address) = part.split_once('=').ok_or_else(wrong)?;
         let address: Ipv4Addr = address.parse().map_err(io::Error::other)?;
         interfaces::set_up(name, address)?;
-        // The driver looks at the device's link later, in a work of its own (`virtnet_open`).
+        // The driver checks the device's link later, in a work item (`virtnet_open`).
         wait_for_carrier(name, "1")?;
         let about = json!({
             "mac": about(name, "address")?,
@@ -33,8 +33,8 @@ pub fn set_up(plan: &Plan) -> io::Result<Value> {
     Ok(Value::Object(told))
 }
 
-/// From each CPU, `count` connections to the address `at` of the host, each of which has to bring back what was sent;
-/// and from there as many connections to the guest's next port, which bring back what they are sent.
+/// From each CPU, makes `count` connections to the address `at` of the host, each of which must echo what was sent. The
+/// host makes as many connections to the guest's next port, which echo what they are sent.
 ///
 /// Step: `listening`, when the host can connect.
 pub fn connections(plan: &Plan) -> io::Result<Value> {
@@ -46,11 +46,11 @@ pub fn connections(plan: &Plan) -> io::Result<Value> {
     Ok(streams::both_ways(plan, &place)?.report())
 }
 
-/// From each CPU, `count` connections to the address `at` of the host, each of which has to bring back what was sent.
-/// Neither side ends one before that: passt of 2023 keeps the second end of a connection to itself.
+/// From each CPU, makes `count` connections to the address `at` of the host, each of which must echo what was sent.
+/// Neither side ends its direction before that: passt of 2023 doesn't pass on the second end of a connection.
 pub fn calls(plan: &Plan) -> io::Result<Value> {
     let host = address(plan)?;
-    // Nobody connects to it.
+    // It is never connected to.
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     let place = Tcp { host, listener };
     Ok(streams::to_host(plan, &place, Ends::AtOnce)?.report())
@@ -82,7 +82,7 @@ pub fn flood(plan: &Plan) -> io::Result<Value> {
     let sent = AtomicU64::new(0);
     thread::scope(|scope| {
         scope.spawn(|| {
-            // It fails when the stream is shut.
+            // It fails when the stream is shut down.
             while let Ok(count) = stream.write(&[0x5a; PIECE]) {
                 sent.fetch_add(count as u64, Ordering::Relaxed);
             }
@@ -94,7 +94,7 @@ pub fn flood(plan: &Plan) -> io::Result<Value> {
     Ok(json!({ "sent": sent.into_inner(), "carrier": about(name, "carrier")? }))
 }
 
-/// Waits until the kernel says this of an interface's link.
+/// Waits until the kernel reports this of an interface's link.
 fn wait_for_carrier(name: &str, wanted: &str) -> io::Result<()> {
     while about(name, "carrier")? != wanted {
         thread::sleep(Duration::from_millis(5));

@@ -1,4 +1,4 @@
-//! A process that the kernel may end for a fault of its own.
+//! A process that the kernel may end because of a fault in the kernel.
 
 use std::fs;
 use std::io;
@@ -9,8 +9,8 @@ use super::klog::News;
 use super::sys;
 use crate::plan::Plan;
 
-/// Has a process read the file `at`, or write `FILE=TEXT`. Says by which signal it was ended, if by any, and
-/// what the kernel's log has got meanwhile.
+/// Has a process read the file `at`, or write `FILE=TEXT`. Reports the signal that ended it, if one did, and the new
+/// lines of the kernel's log.
 pub fn run(plan: &Plan) -> io::Result<Value> {
     let news = News::from_now_on()?;
     let child = sys::fork(|| {

@@ -12,8 +12,8 @@ const FILE: &str = "/owned";
 /// The first user that gets the file.
 const FIRST: u32 = 1000;
 
-/// Gives a file to `count` users, one after the other, and asks each time whose it is. Sets an option of a socket as
-/// often. Says the users, and where the option's value is.
+/// Gives a file to `count` users, one after the other, and asks each time who owns it. Sets an option of a socket as
+/// often. Reports the users, and the address of the option's value.
 pub fn run(count: u64) -> io::Result<Value> {
     let count = u32::try_from(count).map_err(io::Error::other)?;
     File::create(FILE)?;

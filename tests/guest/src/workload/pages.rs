@@ -1,4 +1,4 @@
-//! Memory that is new again and again, so that the kernel clears pages all the time.
+//! Fresh memory again and again, so that the kernel clears pages all the time.
 
 use std::io;
 use std::ptr;
@@ -10,8 +10,8 @@ use super::threads::{self, online_cpus};
 /// Bytes that a thread uses at a time: some pages of 2 MiB.
 const LENGTH: usize = 6 << 20;
 
-/// One thread on each CPU takes new memory `count` times, finds it zero, fills it, finds what it has
-/// filled it with, and gives it back.
+/// One thread on each CPU, `count` times, takes new memory, checks that it is zero, fills it, checks its content, and
+/// gives it back.
 pub fn run(count: u64) -> io::Result<Value> {
     let cpus = online_cpus()?.len();
     threads::on_each_cpu(|cpu| (0..count).try_for_each(|round| once(cpu as u64, round)))?;
@@ -26,7 +26,7 @@ fn once(cpu: u64, round: u64) -> io::Result<()> {
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // Large pages and small ones in turn. Where there are no large ones this is refused.
+    // Large pages and small ones in turn. In a kernel without large pages this is refused.
     let advice = if round.is_multiple_of(2) {
         libc::MADV_HUGEPAGE
     } else {

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::threads;
 use crate::plan::Call;
 
-/// `getppid` and then the call, `count` times from each CPU in turn. The thread is the process' first,
-/// and every call finds the kernel's stack as the one before did.
+/// Makes `getppid` and then the call, `count` times from each CPU in turn. The thread is the process's first, and every
+/// call finds the kernel's stack as the one before did.
 pub fn run(call: Call, count: u64) -> io::Result<Value> {
     let cpus = threads::online_cpus()?;
     for &cpu in &cpus {

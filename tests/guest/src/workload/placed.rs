@@ -11,9 +11,9 @@ use super::sys;
 
 const NODES: &str = "/sys/devices/system/node";
 const PAGE: usize = 4096;
-/// The most pages that are looked at for one above 4 GiB.
+/// The most pages that are searched for one above 4 GiB.
 const PAGES: usize = 1 << 14;
-/// A file's name that is told by its probe. There is no such file.
+/// A file's name, which the probe reports. There is no such file.
 const NAME: &str = "/above-4-gib";
 
 /// Each node's CPUs, its memory in KiB, and its distances to all.
@@ -33,7 +33,7 @@ pub fn nodes() -> io::Result<Value> {
     Ok(json!({ "nodes": nodes }))
 }
 
-/// Opens a file that isn't there `count` times, by a name in a page that is above 4 GiB; says where the page is.
+/// Opens a file that isn't there `count` times, by a name in a page above 4 GiB. Reports where the page is.
 pub fn above(count: u64) -> io::Result<Value> {
     let mut memory = vec![0u8; PAGES * PAGE];
     let map = File::open("/proc/self/pagemap")?;

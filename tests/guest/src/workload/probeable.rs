@@ -1,4 +1,4 @@
-//! What the kernel itself takes a kprobe at.
+//! The places where the kernel itself takes a kprobe.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -8,11 +8,11 @@ use serde_json::{Map, Value, json};
 use super::{debugfs, tracefs};
 use crate::plan::Plan;
 
-/// Probes of one event: each is compared with all others when it is added.
+/// The most probes of one event: the kernel compares each new one with all others.
 const MOST: usize = 256;
-/// Makes the kernel's waits for all CPUs short; there is one at each probe that goes.
+/// Makes the kernel's waits for all CPUs short; there is one at each removal of a probe.
 const EXPEDITED: &str = "/sys/kernel/rcu_expedited";
-/// The event's first probe. With an event that is there, a refusal doesn't take one away again.
+/// The event's first probe. As the event exists then, the refusal of another probe doesn't remove the event.
 const FIRST: &str = "p:mine/x __x64_sys_getppid at=\\0";
 const NO_PROBES: &str = "kprobes/blacklist";
 
@@ -58,8 +58,8 @@ fn ask(start: u64, length: u64) -> io::Result<Vec<Answer>> {
     let mut taken = 0;
     tracefs::append("kprobe_events", FIRST)?;
     for at in start..start + length {
-        // The kernel takes two probes of an event for the same if neither has a symbol and their arguments
-        // are equal (`trace_kprobe_has_same_kprobe` in `kernel/trace/trace_kprobe.c`).
+        // The kernel takes two probes of an event for the same one if neither has a symbol and their arguments are
+        // equal (`trace_kprobe_has_same_kprobe` in `kernel/trace/trace_kprobe.c`).
         let asked = events.write_all(format!("p:mine/x {at:#x} at=\\{at:#x}\n").as_bytes());
         let answer = match asked.map_err(|error| error.raw_os_error()) {
             Ok(()) => Answer::Taken,
@@ -82,7 +82,8 @@ fn ask(start: u64, length: u64) -> io::Result<Vec<Answer>> {
     Ok(answers)
 }
 
-/// A letter for each answer, but how many there are of those that it is no boundary: `t2tr4`.
+/// Encodes the answers: a letter for each, but the number of answers in a row for those that it is no boundary:
+/// `t2tr4`.
 fn encode(answers: &[Answer]) -> String {
     let mut text = String::new();
     for run in answers.chunk_by(|one, next| one == next) {
@@ -100,7 +101,7 @@ fn encode(answers: &[Answer]) -> String {
     text
 }
 
-/// Says where the kernel allows no kprobe: from where to where, what touches as one.
+/// Reports where the kernel allows no kprobe: starts and ends, with adjacent ranges merged.
 pub fn blacklist() -> io::Result<Value> {
     let text = debugfs::read(NO_PROBES)?;
     let ranges: Option<Vec<_>> = text.lines().map(bounds).collect();
@@ -112,7 +113,7 @@ pub fn blacklist() -> io::Result<Value> {
     Ok(json!({ "lines": text.lines().count(), "ranges": ranges.join(" ") }))
 }
 
-/// `0xffffffff81000000-0xffffffff81000010<tab>function`.
+/// Parses `ffffffff81000000-ffffffff81000010<tab>function`.
 fn bounds(line: &str) -> Option<(u64, u64)> {
     let (start, end) = line.split_whitespace().next()?.split_once('-')?;
     let number = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();

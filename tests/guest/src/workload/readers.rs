@@ -15,7 +15,7 @@ pub struct Readers {
 }
 
 impl Readers {
-    /// Starts so many; all of them sleep when this returns.
+    /// Starts `count` processes; all of them sleep when this returns.
     pub fn block(count: u64) -> io::Result<Self> {
         let (mut from, to) = io::pipe()?;
         let mut children = Vec::new();
@@ -70,8 +70,8 @@ fn kill(pid: libc::pid_t) -> io::Result<()> {
     )))
 }
 
-/// Whether a process sleeps inside the system call `read`: `/proc/PID/syscall` has `running` for one
-/// that doesn't sleep, and the call's number first for one that does.
+/// Returns true if a process sleeps inside the system call `read`: `/proc/PID/syscall` has `running` for a process that
+/// doesn't sleep, and the call's number first for one that does.
 fn is_reading(pid: libc::pid_t) -> io::Result<bool> {
     let text = fs::read_to_string(format!("/proc/{pid}/syscall"))?;
     let number = text.split_whitespace().next();

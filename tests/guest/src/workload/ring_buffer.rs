@@ -1,7 +1,6 @@
 //! The function tracer's binary buffers: which CPU called, and when.
 //!
-//! Their form is described by the kernel itself, in `events/header_page` and `events/header_event` of
-//! tracefs.
+//! The kernel itself describes their format, in `events/header_page` and `events/header_event` of tracefs.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,16 +10,16 @@ use super::tracefs;
 
 /// Bytes of a page of the buffer.
 const PAGE: usize = 4096;
-/// Its time and how much of it is used come first.
+/// Bytes of a page's time and of its used length, which come first.
 const PAGE_HEADER: usize = 16;
-/// Of what is said to be used: the length. The upper bits say that something was lost.
+/// The bits of the used length that are the length. Upper bits say that events were lost.
 const USED: u64 = (1 << 20) - 1;
 const LOST: u64 = 1 << 31;
 /// The type of a function's entry (`TRACE_FN` in `kernel/trace/trace.h`).
 const FUNCTION: u16 = 1;
 const TIME_BITS: u32 = 27;
 
-/// The times of all calls that the tracer saw on this CPU, in order. Takes them out of the buffer.
+/// Returns the times of all calls that the tracer saw on this CPU, in order. Removes them from the buffer.
 pub fn calls(cpu: usize) -> io::Result<Vec<u64>> {
     let path = tracefs::path(&format!("per_cpu/cpu{cpu}/trace_pipe_raw"));
     let mut raw = File::options()
@@ -42,8 +41,7 @@ pub fn calls(cpu: usize) -> io::Result<Vec<u64>> {
     Ok(times)
 }
 
-/// The times of the functions' entries in a page; nothing if the page makes no sense, or has lost
-/// some.
+/// Returns the times of the functions' entries in a page; `None` if the page isn't valid, or has lost some.
 fn entries(page: &[u8]) -> Option<Vec<u64>> {
     let long = |at: usize| Some(u64::from_le_bytes(*page.get(at..)?.first_chunk()?));
     let word = |at: usize| Some(u32::from_le_bytes(*page.get(at..)?.first_chunk()?));
@@ -58,17 +56,17 @@ fn entries(page: &[u8]) -> Option<Vec<u64>> {
         let header = word(at)?;
         let (kind, delta) = (header & 31, u64::from(header >> 5));
         let (data, length) = match kind {
-            // The length is in the word behind the header, which it counts.
+            // The length is in the word behind the header, and includes that word.
             0 => (at + 8, 4 + word(at + 4)? as usize),
             1..=28 => (at + 4, 4 + kind as usize * 4),
-            // What is left of the page, or as much as the next word says.
+            // Padding: the rest of the page, or as many bytes as the next word says.
             29 if delta == 0 => break,
             29 => {
                 time += delta;
                 at += 4 + word(at + 4)? as usize;
                 continue;
             }
-            // A longer difference of time, or the time itself.
+            // A longer time difference, or (31) the absolute time.
             30 => {
                 time += delta + (u64::from(word(at + 4)?) << TIME_BITS);
                 at += 8;

@@ -1,4 +1,4 @@
-//! Writing over memory that isn't the guest's own.
+//! Overwriting memory that isn't the guest's own.
 
 use std::fs::File;
 use std::io;
@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use super::{numbers, threads};
 use crate::plan::Plan;
 
-/// What is known of the memory: at first there are words that count and point, in the second half rings.
+/// The layout of the memory: counters and positions at the beginning, and rings in the second half.
 const HALF: usize = 32 << 20;
 const RINGS: usize = 16 << 20;
 const WORD: usize = size_of::<u64>();
-/// Calls on each CPU between two looks at whether there is more to be written.
+/// Calls on each CPU between two checks whether more is to be written.
 const BOUT: u64 = 100;
 
 /// Ways to damage the words that aren't zero.
@@ -29,8 +29,8 @@ const WAYS: [fn(&mut u64, u64); 6] = [
     |word, _| *word = 0,
 ];
 
-/// Writes over the 48 MiB at the physical address `at` in several ways, `rounds` times, while a thread
-/// on each CPU makes `syscall` in bouts of `count`.
+/// Overwrites the 48 MiB at the physical address `at` in several ways, `rounds` times, while a thread on each CPU makes
+/// `syscall` in bouts of `count`.
 ///
 /// Steps: `begins`.
 pub fn run(plan: &Plan) -> io::Result<Value> {
@@ -43,9 +43,9 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     Ok(json!({ "calls": calls, "written": written }))
 }
 
-/// Writes random numbers over the `count` bytes at the physical address `at`, `rounds` times, while a
-/// thread on each CPU makes `syscall` in bouts. Whoever executes or believes what is there may come to
-/// harm: it may not end but with the guest.
+/// Writes random numbers over the `count` bytes at the physical address `at`, `rounds` times, while a thread on each
+/// CPU makes `syscall` in bouts. Code that runs from these bytes or uses them may crash the guest, so this may end only
+/// with the guest.
 ///
 /// Steps: `begins`.
 pub fn overwrite(plan: &Plan) -> io::Result<Value> {
@@ -62,7 +62,7 @@ pub fn overwrite(plan: &Plan) -> io::Result<Value> {
     Ok(json!({ "calls": calls?.0, "written": words as u64 * plan.rounds }))
 }
 
-/// Does this while a thread on each CPU makes the plan's call, in bouts of `count`. How many calls there
+/// Does some work while a thread on each CPU makes the plan's call, in bouts of `count`. Returns how many calls there
 /// were.
 fn meanwhile<T>(plan: &Plan, count: u64, work: impl FnOnce() -> T) -> io::Result<(u64, T)> {
     let done = AtomicBool::new(false);
@@ -90,7 +90,7 @@ fn address(plan: &Plan) -> io::Result<i64> {
         .map_err(|error| io::Error::other(format!("at={}: {error}", plan.at)))
 }
 
-/// The memory, for as long as this process lives.
+/// Maps the memory, for as long as this process lives.
 fn map(at: i64, length: usize) -> io::Result<*mut u64> {
     let file = File::options().read(true).write(true).open("/dev/mem")?;
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
@@ -111,11 +111,11 @@ fn map(at: i64, length: usize) -> io::Result<*mut u64> {
     Ok(start.cast())
 }
 
-/// How many words were written.
+/// Damages the memory. Returns how many words of the rings were written.
 fn scribble(memory: *mut u64, rounds: u64, seed: u64) -> u64 {
     let mut next = numbers::from(seed);
     let word = |index: usize| memory.wrapping_add(index);
-    // SAFETY: all indexes are within the mapping; others write there, too, and any value is right.
+    // SAFETY: all indexes are within the mapping; other writers are there, too, and any value is valid.
     let read = |index: usize| unsafe { word(index).read_volatile() };
     // SAFETY: as above.
     let write = |index: usize, value: u64| unsafe { word(index).write_volatile(value) };
@@ -130,7 +130,7 @@ fn scribble(memory: *mut u64, rounds: u64, seed: u64) -> u64 {
             way(&mut value, next());
             write(*index, value);
         }
-        // Now and then a whole ring, else words here and there.
+        // Every fourth round a whole ring, otherwise words here and there.
         let (words, step) = ((HALF / WORD)..((HALF + RINGS) / WORD), 97);
         for index in words.step_by(if round % 4 == 3 { 1 } else { step }) {
             let mut value = read(index);

@@ -13,14 +13,14 @@ use crate::plan::Plan;
 
 /// Where shares are mounted.
 const MOUNTED: &str = "/tmp/share";
-/// What files that are made here have in them, again and again.
+/// The content of files that are made here, repeated.
 const CONTENT: &[u8] = b"written by the guest\n";
 
 /// Mounts the share `at`, reads all files in it, and tries to change it: from each CPU makes `count` files, renames each
 /// and removes every second one. Unmounts it.
 ///
-/// The report has the number of files that were there and a checksum of them; then what was done, or the error that says
-/// why not.
+/// The report has the number of files that were there and a checksum of them, and then the counts of changes, or the
+/// error that prevented them.
 pub fn run(plan: &Plan) -> io::Result<Value> {
     fs::create_dir_all(MOUNTED)?;
     let (tag, target) = (CString::new(plan.at.as_str())?, CString::new(MOUNTED)?);
@@ -90,7 +90,7 @@ fn find(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// A number that bytes in another order don't have.
+/// A checksum that depends on the order of the bytes.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |sum: u64, byte| {
         sum.wrapping_mul(31).wrapping_add(u64::from(*byte) + 1)

@@ -13,13 +13,13 @@ use crate::plan::Plan;
 /// `VMADDR_CID_HOST` and `VMADDR_CID_ANY` (`include/uapi/linux/vm_sockets.h`).
 const HOST: u32 = 2;
 const ANY: u32 = u32::MAX;
-/// `IOCTL_VM_SOCKETS_GET_LOCAL_CID`: which CID the guest has.
+/// `IOCTL_VM_SOCKETS_GET_LOCAL_CID`: asks for the guest's CID.
 const GET_LOCAL_CID: libc::c_ulong = 0x7b9;
 /// Connections that may wait to be accepted.
 const BACKLOG: libc::c_int = 128;
 
-/// From each CPU, `count` connections to the port `at` of the host, each of which has to bring back what was sent; and
-/// from there as many connections to the guest's next port, which bring back what they are sent.
+/// From each CPU, makes `count` connections to the port `at` of the host, each of which must echo what was sent. The
+/// host makes as many connections to the guest's next port, which echo what they are sent.
 ///
 /// Step: `listening`, when the host can connect.
 pub fn run(plan: &Plan) -> io::Result<Value> {
@@ -98,7 +98,7 @@ impl Stream for Socket {
     }
 }
 
-/// Whether the kernel can send pages as they are (`SO_ZEROCOPY`; since Linux 6.7 for these sockets).
+/// Returns true if the kernel can send pages without a copy (`SO_ZEROCOPY`; since Linux 6.7 for these sockets).
 fn enable_uncopied(socket: &File) -> bool {
     let on: libc::c_int = 1;
     // SAFETY: the option is a number that lives for the call.
@@ -186,7 +186,7 @@ fn owned(descriptor: libc::c_int) -> io::Result<File> {
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it is new, and nobody else's.
+    // SAFETY: it is new, and nothing else owns it.
     Ok(unsafe { File::from_raw_fd(descriptor) })
 }
 

@@ -1,4 +1,4 @@
-//! Connections of either kind, TCP's or virtio sockets', that bring back what is sent over them.
+//! Connections of TCP or of virtio sockets that echo what is sent over them.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{numbers, threads};
 use crate::plan::Plan;
 
-/// Most bytes that a connection carries each way; some carry all of them, the others few.
+/// The most bytes that a connection carries each way; some carry all of them, the others few.
 const MOST: usize = 600_000;
 const FEW: usize = 3000;
 /// Bytes of one call of `write` or `read`.
@@ -17,10 +17,10 @@ pub const PIECE: usize = 64 << 10;
 
 /// A connection, in calls of the kernel.
 pub trait Stream: Sync {
-    /// Is told before it carries the most bytes.
+    /// Called before it carries the most bytes.
     fn expect_most(&mut self) {}
 
-    /// Whether the kernel is to send pages as they are, without a copy.
+    /// Returns true if the kernel is to send pages without a copy.
     fn is_uncopied(&self) -> bool {
         false
     }
@@ -28,18 +28,18 @@ pub trait Stream: Sync {
     /// One call of `read`.
     fn read(&self, bytes: &mut [u8]) -> io::Result<usize>;
 
-    /// One call of `write`, or of what sends without a copy.
+    /// One call of `write`, or of the call that sends without a copy.
     fn write(&self, bytes: &[u8]) -> io::Result<usize>;
 
     /// Ends this direction.
     fn end_writing(&self) -> io::Result<()>;
 }
 
-/// Who connects to the host, and whom the host connects to.
+/// A guest's place in a network: it connects to the host, and accepts the host's connections.
 pub trait Place: Sync {
     /// Its connections.
     type Stream: Stream;
-    /// One connection in so many carries the most bytes.
+    /// One of this many connections carries the most bytes.
     const LONG_ONE_IN: u64;
 
     /// A new connection to the host.
@@ -52,13 +52,13 @@ pub trait Place: Sync {
 /// How a connection ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Ends {
-    /// The guest ends its direction when it has sent all, and the host the other one afterwards.
+    /// The guest ends its direction when it has sent everything, and the host then ends the other one.
     OneByOne,
-    /// Both directions when all has come back.
+    /// Both directions end when everything has come back.
     AtOnce,
 }
 
-/// What was done, in calls of the kernel.
+/// Counts of calls of the kernel.
 #[derive(Default)]
 pub struct Counts {
     connects: AtomicU64,
@@ -66,7 +66,7 @@ pub struct Counts {
     writes: AtomicU64,
     reads: AtomicU64,
     bytes: AtomicU64,
-    /// Those of `writes` in which the kernel was to send pages as they are.
+    /// Those of `writes` in which the kernel was to send pages without a copy.
     uncopied: AtomicU64,
 }
 
@@ -103,13 +103,13 @@ impl Counts {
     }
 }
 
-/// From each CPU, `count` connections to the host, each of which has to bring back what was sent; and as many of the
-/// host's, which bring back what they are sent.
+/// From each CPU, makes `count` connections to the host, each of which must echo what was sent, and accepts as many of
+/// the host's, which echo what they are sent.
 pub fn both_ways(plan: &Plan, place: &impl Place) -> io::Result<Counts> {
     let counts = Counts::default();
     threads::on_each_cpu(|cpu| {
         thread::scope(|scope| {
-            // It is bound to the same CPU.
+            // The thread is bound to the same CPU.
             let served = scope.spawn(|| (0..plan.count).try_for_each(|_| serve(place, &counts)));
             let mut random = numbers::from(plan.seed + cpu as u64);
             let sent =
@@ -120,7 +120,7 @@ pub fn both_ways(plan: &Plan, place: &impl Place) -> io::Result<Counts> {
     Ok(counts)
 }
 
-/// From each CPU, `count` connections to the host, each of which has to bring back what was sent.
+/// From each CPU, makes `count` connections to the host, each of which must echo what was sent.
 pub fn to_host(plan: &Plan, place: &impl Place, ends: Ends) -> io::Result<Counts> {
     let counts = Counts::default();
     threads::on_each_cpu(|cpu| {
@@ -149,7 +149,7 @@ fn send<P: Place>(place: &P, random: u64, ends: Ends, counts: &Counts) -> io::Re
     }
     let mut back = Vec::new();
     thread::scope(|scope| {
-        // What comes back need not wait until all is sent.
+        // The echo can come before everything is sent.
         let written = scope.spawn(|| {
             counts.write_all(&stream, &bytes)?;
             match ends {
@@ -177,7 +177,7 @@ fn send<P: Place>(place: &P, random: u64, ends: Ends, counts: &Counts) -> io::Re
     Ok(())
 }
 
-/// Accepts a connection, and sends back what comes until its end.
+/// Accepts a connection, and echoes what comes until its end.
 fn serve(place: &impl Place, counts: &Counts) -> io::Result<()> {
     let stream = place.accept()?;
     Counts::add(&counts.accepts, 1);

@@ -1,4 +1,4 @@
-//! A little of everything, so that many functions of the kernel run.
+//! A little of every kind of work, so that many functions of the kernel run.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -40,7 +40,7 @@ const WORK: &[Work] = &[
     ("small calls", small_calls),
 ];
 
-/// All of it, `count` times. What fails is named.
+/// Does all of it, `count` times. Reports the kinds of work that fail.
 pub fn run(count: u64) -> io::Result<Value> {
     loopback_up()?;
     for _ in 0..count {
@@ -124,7 +124,7 @@ fn proc_files() -> io::Result<()> {
         "/proc/self/io",
         "/sys/kernel/mm/transparent_hugepage/enabled",
     ];
-    // Not every kernel has every file.
+    // Some kernels lack some of the files.
     FILES.iter().for_each(|file| drop(fs::read(file)));
     fs::read_dir("/proc/self/task")?.try_for_each(|entry| entry.map(drop))?;
     fs::read_dir("/sys/class")?.try_for_each(|entry| entry.map(drop))
@@ -167,14 +167,14 @@ fn memory() -> io::Result<()> {
     }
     // SAFETY: all of it is mapped, writable, and this function's own.
     unsafe { ptr::write_bytes(start.cast::<u8>(), 1, LENGTH) };
-    // A child that writes to its copy.
+    // A child writes to its copy.
     let copied = fork(|| {
         // SAFETY: as above, in the child's copy.
         unsafe { ptr::write_bytes(start.cast::<u8>(), 2, LENGTH) };
         0
     })
     .and_then(wait_for);
-    // SAFETY: nothing refers to what these calls take away.
+    // SAFETY: nothing refers to the memory that these calls remove.
     let advised = unsafe { libc::madvise(start, LENGTH / 2, libc::MADV_DONTNEED) };
     // SAFETY: as above.
     let protected = unsafe { libc::mprotect(start, LENGTH / 4, libc::PROT_READ) };
@@ -219,7 +219,7 @@ fn timers() -> io::Result<()> {
         it_interval: time(0),
         it_value: time(100_000),
     };
-    // SAFETY: the setting lives for the call; nobody wants the old one.
+    // SAFETY: the setting lives for the call; the old one isn't asked for.
     check(unsafe { libc::timerfd_settime(fd, 0, &setting, ptr::null_mut()) })?;
     File::from(timer).read_exact(&mut [0; 8])
 }

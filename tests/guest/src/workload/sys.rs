@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// The error of a call that answers with a negative number when it fails.
+/// Returns the error of a call whose result is negative when it fails.
 pub fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
         Err(io::Error::last_os_error())
@@ -11,7 +11,7 @@ pub fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-/// Starts a process that does this and ends with its answer as exit status.
+/// Starts a process that calls `child` and ends with its result as exit status.
 pub fn fork(child: impl FnOnce() -> u8) -> io::Result<libc::pid_t> {
     // SAFETY: this program has one thread here, so the child's copy of memory is consistent.
     match check(unsafe { libc::fork() })? {
@@ -24,7 +24,7 @@ pub fn fork(child: impl FnOnce() -> u8) -> io::Result<libc::pid_t> {
     }
 }
 
-/// Waits until a child ends or stops; its status as `wait` gives it.
+/// Waits until a child ends or stops. Returns its status as `wait` gives it.
 pub fn wait(pid: libc::pid_t) -> io::Result<libc::c_int> {
     let mut status = 0;
     // SAFETY: `status` lives for the call.

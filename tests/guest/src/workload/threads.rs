@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{klog, module, step};
 use crate::plan::{Call, Plan};
 
-/// As [`run`], several times with a report of each, and what the kernel's log says of it.
+/// As [`run`], several times with a report of each. Also reports complaints in the kernel's log.
 pub fn rounds(plan: &Plan) -> io::Result<Value> {
     let mut calls = 0;
     for round in 0..plan.rounds {
@@ -28,8 +28,8 @@ pub fn rounds(plan: &Plan) -> io::Result<Value> {
     }))
 }
 
-/// One thread pinned to each CPU makes the call exactly `count` times; all start together, and each
-/// thread's answers have to be the same.
+/// One thread pinned to each CPU makes the call exactly `count` times. All start together, and all
+/// results in a thread must be the same.
 pub fn run(call: Call, count: u64) -> io::Result<Value> {
     let cpus = online_cpus()?;
     let answer = AtomicI64::new(0);
@@ -54,7 +54,7 @@ pub fn run(call: Call, count: u64) -> io::Result<Value> {
     }))
 }
 
-/// Does this in one thread pinned to each CPU, with the CPU's number; all start together.
+/// Calls `work` in one thread pinned to each CPU, with the CPU's number. All start together.
 pub fn on_each_cpu(work: impl Fn(usize) -> io::Result<()> + Sync) -> io::Result<()> {
     let cpus = online_cpus()?;
     let start = Barrier::new(cpus.len());
@@ -65,7 +65,7 @@ pub fn on_each_cpu(work: impl Fn(usize) -> io::Result<()> + Sync) -> io::Result<
                 let (start, work) = (&start, &work);
                 scope.spawn(move || {
                     let pinned = pin_to(&[cpu]);
-                    // Before the error is looked at: the others wait for all.
+                    // Before the error is returned, as the other threads wait for all.
                     start.wait();
                     pinned?;
                     work(cpu)
@@ -121,8 +121,8 @@ pub fn often(call: Call, count: u64) {
     }
 }
 
-/// Makes the system call, never a version of it that a library answers by itself.
-/// Its answer.
+/// Makes the system call itself, never a version of it that a library answers on its own. Returns
+/// its result.
 pub fn make(call: Call) -> i64 {
     let (number, argument) = match call {
         Call::Getppid => (libc::SYS_getppid, 0),

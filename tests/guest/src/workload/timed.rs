@@ -1,4 +1,4 @@
-//! What calls take, with and without the guest's own probe.
+//! The time of calls, with and without the guest's own probe.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         return Ok(json!({ "ns": rounds(plan), "calls": plan.count }));
     }
     tracefs::ready()?;
-    // Behind the place are the event's arguments, and `stacktrace` last if each event is to have a stack.
+    // The event's arguments follow the place, and `stacktrace` is last if each event is to have a stack.
     let (definition, stack) = match plan.at.strip_suffix(",stacktrace") {
         Some(definition) => (definition, true),
         None => (plan.at.as_str(), false),
@@ -67,7 +67,7 @@ fn rounds(plan: &Plan) -> Vec<u64> {
     (0..plan.rounds).map(round).collect()
 }
 
-/// Waits until the kernel has made a jump of its only kprobe.
+/// Waits until the kernel has made its only kprobe a jump.
 pub(super) fn is_optimized() -> io::Result<()> {
     let start = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! The kernel patching its own text, in every way that the guest can bring about.
+//! The kernel patches its own text, in every way that the guest can cause.
 
 use std::fs;
 use std::io;
@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 use super::{debugfs, module, step, tracefs};
 use crate::plan::Plan;
 
-/// Called once by each kind of change: while what it switches is as it isn't otherwise, or, where nothing stays so,
-/// at its end.
+/// Called once by each kind of change, while the switched thing is in its unusual state, or at the end if no such state
+/// lasts.
 type Hold<'a> = &'a dyn Fn() -> io::Result<()>;
 
-/// A kind of change. It gives back how many switches it has found and thrown, both ways.
+/// A kind of change. It returns how many switches it has found and switched, both ways.
 type Change = (&'static str, fn(&Plan, Hold<'_>) -> io::Result<usize>);
 
-/// The last leaves much in the kernel's log.
+/// The last one writes many messages to the kernel's log.
 const CHANGES: &[Change] = &[
     ("cpus", |_, hold| cpus(hold)),
     ("settings", |_, hold| settings(hold)),
@@ -34,7 +34,7 @@ const CHANGES: &[Change] = &[
 
 /// Makes each kind of change in turn.
 ///
-/// Steps: one in the middle of each kind, called by its name.
+/// Steps: one in the middle of each kind, with its name.
 pub fn run(plan: &Plan) -> io::Result<Value> {
     tracefs::ready()?;
     debugfs::ready()?;
@@ -48,8 +48,8 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     Ok(json!({ "switches": found }))
 }
 
-/// CPUs that come and go. The first that comes makes the kernel patch all lock prefixes, where it was
-/// booted with one.
+/// CPUs that go offline and online. If the kernel was booted with one CPU, the first that comes online makes it patch
+/// all lock prefixes.
 fn cpus(hold: Hold<'_>) -> io::Result<usize> {
     let mut switched = 0;
     for (round, switch) in ["1", "0", "1"].into_iter().enumerate() {
@@ -70,7 +70,7 @@ fn cpus(hold: Hold<'_>) -> io::Result<usize> {
     Ok(switched)
 }
 
-/// Settings that are static keys. Not every kernel has all.
+/// Settings that are static keys. Some kernels lack some of them.
 const SETTINGS: [&str; 8] = [
     "kernel/sched_schedstats",
     "kernel/task_delayacct",
@@ -110,7 +110,7 @@ fn features(hold: Hold<'_>) -> io::Result<usize> {
             None => format!("NO_{feature}"),
         };
         fs::write(file, opposite)?;
-        // Some make the kernel complain, or need what it lacks, so that each is thrown by itself.
+        // Some make the kernel complain, or need what it lacks, so each is switched alone.
         if Some(feature) == features.first() {
             hold()?;
         }
@@ -212,7 +212,7 @@ fn events(hold: Hold<'_>) -> io::Result<usize> {
     Ok(events.lines().count())
 }
 
-/// Every tracer. The first for all functions, the others for those at the plan's places.
+/// Every tracer. The first one is for all functions, the others are for those at the plan's places.
 fn tracers(plan: &Plan, hold: Hold<'_>) -> io::Result<usize> {
     tracefs::write("tracing_on", "0")?;
     let tracers = tracefs::read("available_tracers")?;
@@ -220,7 +220,7 @@ fn tracers(plan: &Plan, hold: Hold<'_>) -> io::Result<usize> {
     for filter in [String::new(), plan.places().join(" ")] {
         tracefs::write("set_ftrace_filter", &filter)?;
         for tracer in tracers.split_whitespace() {
-            // That one takes all CPUs but one away.
+            // `mmiotrace` takes all CPUs but one offline.
             let all = filter.is_empty();
             if tracer == "mmiotrace" || all && tracer != "function" {
                 continue;
@@ -252,7 +252,7 @@ fn modules(plan: &Plan, hold: Hold<'_>) -> io::Result<usize> {
     Ok(1)
 }
 
-/// The kernel's own messages for those who look for faults: each is a static key.
+/// The kernel's own debug messages: each is a static key.
 fn messages(hold: Hold<'_>) -> io::Result<usize> {
     let file = "/sys/kernel/debug/dynamic_debug/control";
     if !Path::new(file).exists() {

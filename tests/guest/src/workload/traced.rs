@@ -1,4 +1,4 @@
-//! How often the guest's own function tracer has seen functions called.
+//! How many calls of functions the guest's own function tracer has seen.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::tracefs;
 use crate::plan::Plan;
 
-/// How often each function of the plan's `at` is in the trace.
+/// Reports how often each function of the plan's `at` is in the trace.
 pub fn run(plan: &Plan) -> io::Result<Value> {
     let lines = tracefs::lines()?;
     let calls = |function: &str| lines.iter().filter(|line| is_of(line, function)).count();
@@ -16,7 +16,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     Ok(json!({ "calls": counts.collect::<Map<String, Value>>() }))
 }
 
-/// Whether a line of the trace, `TASK-PID [CPU] FLAGS TIME: FUNCTION <-CALLER`, tells of a call of this one.
+/// Returns true if a line of the trace, `TASK-PID [CPU] FLAGS TIME: FUNCTION <-CALLER`, is a call of this function.
 fn is_of(line: &str, function: &str) -> bool {
     let mut words = line.split_whitespace().rev();
     let is_caller = |word: &str| word.starts_with("<-");

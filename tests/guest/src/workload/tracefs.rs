@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::machine;
 
 const ROOT: &str = "/sys/kernel/tracing";
-/// KiB of trace buffer a CPU: all that a workload traces fits in.
+/// KiB of trace buffer for each CPU: enough for all that a workload traces.
 const BUFFER_KIB: u64 = 4096;
 
 /// Mounts tracefs unless it is there, and makes its buffer large and empty.
@@ -39,12 +39,12 @@ fn change(file: &str, text: &str, options: &fs::OpenOptions) -> io::Result<()> {
     })
 }
 
-/// Where a file is.
+/// The path of a file.
 pub fn path(file: &str) -> PathBuf {
     Path::new(ROOT).join(file)
 }
 
-/// What a file says.
+/// The content of a file.
 pub fn read(file: &str) -> io::Result<String> {
     fs::read_to_string(Path::new(ROOT).join(file))
 }
@@ -54,9 +54,9 @@ pub fn clear() -> io::Result<()> {
     write("trace", "")
 }
 
-/// The lines of the trace; an error if the buffer was too small for all of them.
+/// Returns the lines of the trace; an error if the buffer was too small for all of them.
 pub fn lines() -> io::Result<Vec<String>> {
-    // Texts of the traced programs may be of any bytes.
+    // Texts of the traced programs may contain any bytes.
     let trace = fs::read(path("trace"))?;
     let trace = String::from_utf8_lossy(&trace);
     let whole = trace.lines().find_map(whole_buffer);
@@ -67,7 +67,7 @@ pub fn lines() -> io::Result<Vec<String>> {
     Ok(lines.map(str::to_owned).collect())
 }
 
-/// Whether `# entries-in-buffer/entries-written: 10/10   #P:1` has all that was written.
+/// Returns true if `# entries-in-buffer/entries-written: 10/10   #P:1` has all that was written.
 fn whole_buffer(line: &str) -> Option<bool> {
     let counts = line.strip_prefix("# entries-in-buffer/entries-written: ")?;
     let (kept, written) = counts.split_whitespace().next()?.split_once('/')?;

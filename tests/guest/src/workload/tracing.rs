@@ -1,4 +1,4 @@
-//! Whatever the guest's own tracing is told to do.
+//! Any settings of the guest's own tracing.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! The CD that Bochs boots L1 from: it has no way to be handed a kernel. ISO 9660 (ECMA-119) with an El
-//! Torito boot record, and isolinux, which loads the kernel and its initramfs.
+//! The CD that Bochs boots L1 from: it can't be given a kernel directly. ISO 9660 (ECMA-119) with an El Torito boot
+//! record, and isolinux, which loads the kernel and its initramfs.
 //!
 //! Only what isolinux reads is there: one folder of files with short names, in primary form.
 
@@ -20,8 +20,8 @@ const PATH_TABLE: usize = 10;
 /// A file of the CD: its name in capitals, such as `LINUX.;1`, and its bytes.
 pub(super) type CdFile<'a> = (&'a str, &'a [u8]);
 
-/// Writes a CD. The BIOS loads the first file and jumps to it; that is `isolinux.bin`, which gets
-/// the table with its own place that it looks for.
+/// Writes a CD. The BIOS loads the first file and jumps to it. That file is `isolinux.bin`, in which the table with its
+/// own place is filled in.
 ///
 /// # Errors
 /// If it can't be written, or a file is too large for ISO 9660: 4 GiB.

@@ -11,9 +11,9 @@ use super::{BIOS, Bochs, LOADER, LOADER_MODULE, VGA_BIOS, cd};
 use crate::emulator::BochsCpu;
 use crate::process::{self, COMMAND_LINE, Options, Process, Running};
 
-/// Added to the kernel's command line. A panic ends the machine by a triple fault, because Bochs would
-/// boot again after any other reset. Every character of the console takes the time of a serial line,
-/// and moving the kernel takes a while, too. The mouse and keyboard that answer are waited for.
+/// Added to the kernel's command line. A panic ends the machine by a triple fault, because Bochs would boot again after
+/// any other reset. Every character of the console takes the time of a serial line, and moving the kernel takes a
+/// while, too. The kernel would wait for a mouse and a keyboard to answer.
 const MORE_ARGUMENTS: &str = "quiet nokaslr reboot=triple i8042.noaux i8042.nokbd";
 /// Most memory that Bochs keeps in its own, in MiB; more is in a file.
 const MOST_HOST_MEMORY: u32 = 2048;
@@ -36,7 +36,7 @@ impl Bochs {
         let mut command = Command::new(&self.program);
         command
             .args(["-q", "-f", &format!("/dev/fd/{}", file.as_raw_fd())])
-            // Where the configuration's names of firmware lead.
+            // Relative names of firmware in the configuration start from here.
             .current_dir(&self.folder)
             .stdout(Stdio::null());
         let mut inherited = vec![file.as_raw_fd()];
@@ -71,8 +71,8 @@ impl Bochs {
 
 /// The configuration file; `fds` are the CD, the console and the report.
 ///
-/// The clock starts at the same time whenever this is, and runs by instructions alone, so that the
-/// same run comes again.
+/// The clock starts at the same time in each run, and depends on instructions alone, so that runs can be repeated
+/// exactly.
 fn configuration(cpu: &BochsCpu, options: &Options<'_>, fds: [i32; 3]) -> String {
     let BochsCpu {
         model,

@@ -15,7 +15,7 @@ use crate::tool::{self, ToolError};
 /// The Debian release whose Bochs is built.
 const RELEASE: &str = "trixie";
 
-/// The changes, by file name; each says in its head what it is for.
+/// The changes, by file name; the head of each says what it is for.
 const PATCHES: [(&str, &str); 4] = [
     (
         "bochs-posted-interrupts.patch",
@@ -81,8 +81,8 @@ pub struct Bochs {
     pub folder: PathBuf,
 }
 
-/// Finds the lab's Bochs in the cache, or builds it there: about two minutes on two cores, once. The
-/// cached one is for these patches and this build script; it needs no network.
+/// Finds the lab's Bochs in the cache, or builds it there: about two minutes on two cores, once. One that is cached for
+/// these patches and this build script needs no network.
 ///
 /// # Errors
 /// If the source or firmware can't be fetched, or it doesn't build.

@@ -50,7 +50,7 @@ impl Qemu {
     }
 }
 
-/// L1's console: standard output, and the log.
+/// QEMU's option for L1's console: standard output, and the log.
 fn console(log: &Path) -> OsString {
     let mut text = OsString::from("stdio,id=console,signal=off,logappend=on,logfile=");
     // QEMU's option syntax doubles a comma inside a value.

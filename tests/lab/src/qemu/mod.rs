@@ -16,7 +16,7 @@ use crate::tool::{self, ToolError};
 /// breakpoints to a nested hypervisor.
 const RELEASE: &str = "trixie";
 
-/// The changes, by file name; each says in its head what it is for.
+/// The changes, by file name; the head of each says what it is for.
 const PATCHES: [(&str, &str); 5] = [
     (
         "qemu-bp-intercept.patch",
@@ -70,14 +70,14 @@ pub struct Qemu {
     pub firmware: Vec<PathBuf>,
 }
 
-/// What a built QEMU was built from, beside it in the cache.
+/// The source of a built QEMU, in a file beside it in the cache.
 #[derive(Debug, Serialize, Deserialize)]
 struct Origin {
     source: String,
 }
 
 /// Finds the lab's QEMU in the cache, or builds it there: about three minutes on two cores, once.
-/// The cached one is for these patches and this build script; it needs no network.
+/// One that is cached for these patches and this build script needs no network.
 ///
 /// # Errors
 /// If the source can't be fetched, it doesn't build, or the firmware isn't installed.

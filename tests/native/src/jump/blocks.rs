@@ -16,17 +16,17 @@ use probe_engine::ring::layout::{
 
 use super::memory::map;
 
-/// Bytes from the variables of one CPU to those of the next, and so from block to block.
+/// The distance from the variables of one CPU to those of the next, and from block to block.
 const APART: usize = 64 * 1024;
-/// Where the variables are that detours read.
+/// Offsets of the variables that detours read.
 const TASK: usize = 0x1100;
 const CPU: usize = 0x1108;
 const INTERRUPT_STACK: usize = 0x1110;
-/// Where in a task its numbers are.
+/// Offsets of a task's numbers.
 const PID: usize = 0x4e0;
 const TGID: usize = 0x4e4;
 const CANARY: usize = 0x4e8;
-/// Where its name is.
+/// Offset of its name.
 const COMM: usize = 0x4f0;
 /// Bytes of a task.
 const TASK_LEN: usize = 4096;
@@ -38,19 +38,19 @@ const CALLS_LEN: usize = calls::WINDOW as usize;
 pub struct Record {
     /// The detour's number.
     pub detour: u32,
-    /// Whether it is of a call that has returned.
+    /// True if it is of a call that has returned.
     pub returns: bool,
     /// The time stamp counter.
     pub tsc: u64,
     /// The current task's address.
     pub task: u64,
-    /// The registers that were asked for; of a return all, and all else that its record tells.
+    /// The recorded registers; for a return, all registers and the other words of its record.
     pub registers: Vec<u64>,
 }
 
 /// The memory of some vCPUs.
 pub struct Blocks {
-    /// Variables, then as many blocks, then tasks.
+    /// Variables, then the same number of blocks, then tasks.
     low: *mut u8,
     rings: *mut u8,
     /// The table of followed calls.
@@ -58,26 +58,26 @@ pub struct Blocks {
     vcpus: usize,
 }
 
-/// What is counted of a detour's calls.
+/// The counts of a detour's calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tally {
-    /// Under way.
+    /// Calls under way.
     pub active: u32,
-    /// Not followed, or lost.
+    /// Calls that weren't followed, or whose records were lost.
     pub missed: u32,
-    /// Only counted.
+    /// Calls that were only counted.
     pub counted: u32,
-    /// Never to return.
+    /// Calls that will never return.
     pub ended: u32,
 }
 
-// SAFETY: the mappings are reached from any thread by volatile accesses and by detours alone.
+// SAFETY: threads access the mappings only by volatile accesses and by detours.
 unsafe impl Send for Blocks {}
 // SAFETY: as above.
 unsafe impl Sync for Blocks {}
 
 impl Blocks {
-    /// Memory for so many vCPUs, with empty rings. All but the rings is below 2 GiB.
+    /// Makes the memory of `vcpus` vCPUs, with empty rings. Everything except the rings is below 2 GiB.
     ///
     /// # Errors
     /// The system has no memory left for it.
@@ -91,7 +91,8 @@ impl Blocks {
             libc::MAP_32BIT,
             None,
         )?;
-        // As in the arena, every ring's place is there, and the address of the first is arbitrary.
+        // As in the arena, there is room for the ring of every possible vCPU, and the address of the first is
+        // arbitrary.
         let rings = map(ptr::null_mut(), rings_len(), libc::PROT_NONE, 0, None)?;
         let calls = map(ptr::null_mut(), CALLS_LEN, write, 0, None)?;
         let blocks = Self {
@@ -107,7 +108,7 @@ impl Blocks {
             if fd < 0 {
                 return Err(io::Error::last_os_error());
             }
-            // SAFETY: it was just opened, and nobody else has it.
+            // SAFETY: it was just opened, and nothing else owns it.
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
             // SAFETY: the descriptor is open.
             if unsafe { libc::ftruncate(fd.as_raw_fd(), LEN as i64) } != 0 {
@@ -131,7 +132,7 @@ impl Blocks {
         self.low as u64 + (vcpu * APART) as u64
     }
 
-    /// Says where the top word of a vCPU's stack for interrupts is.
+    /// Sets the address of the top word of a vCPU's stack for interrupts.
     pub fn set_interrupt_stack(&self, vcpu: usize, top: u64) {
         self.put(self.gs_base(vcpu) + INTERRUPT_STACK as u64, top);
     }
@@ -150,8 +151,8 @@ impl Blocks {
         0x5eed_0000_0000 + vcpu as u64
     }
 
-    /// What a detour has to know, if GS base of the first vCPU is this, of the next a bit more, and so
-    /// on.
+    /// Returns what a detour has to know, if `gs_base` is the GS base of the first vCPU and those of the others follow
+    /// at the usual distance.
     pub fn environment(&self, gs_base: u64) -> Environment {
         let variable = |at: usize| {
             let from_base = (self.gs_base(0) + at as u64).wrapping_sub(gs_base);
@@ -175,7 +176,7 @@ impl Blocks {
         }
     }
 
-    /// What following calls takes, with the trampoline there.
+    /// Returns what following calls needs, with the trampoline at this address.
     pub fn following(&self, trampoline: u64) -> Following {
         Following {
             table: GuestVirtAddr(self.calls as u64),
@@ -183,7 +184,7 @@ impl Blocks {
         }
     }
 
-    /// What has been counted of a detour's calls.
+    /// Returns the counts of a detour's calls.
     pub fn tally(&self, detour: u32) -> Tally {
         let at = self.calls as u64 + calls::TALLIES + u64::from(detour) * calls::TALLY_LEN;
         let get = |offset: u64| (self.get(at + (offset & !7)) >> (8 * (offset & 7))) as u32;
@@ -202,13 +203,13 @@ impl Blocks {
         keys.filter(|at| self.get(*at) != 0).count()
     }
 
-    /// Says how many calls of a detour are under way.
+    /// Sets how many calls of a detour are under way.
     pub fn set_active(&self, detour: u32, active: u32) {
         let at = calls::TALLIES + u64::from(detour) * calls::TALLY_LEN + calls::ACTIVE;
         self.put(self.calls as u64 + at, active.into());
     }
 
-    /// Puts a call of nobody's into a place of the table.
+    /// Writes a call that isn't really under way into an entry of the table.
     pub fn set_call(&self, index: u64, slot: u64, word: u32) {
         let start = self.calls as u64;
         let call = start + calls::CALLS + index * calls::CALL_LEN;
@@ -216,35 +217,35 @@ impl Blocks {
         self.put(start + index * 8, slot);
     }
 
-    /// Says at which level a call is, and what its return address was before any of ours.
+    /// Sets the level of a call, and its return address before the first of ours.
     pub fn set_origin(&self, index: u64, level: u32, origin: u64) {
         let call = self.calls as u64 + calls::CALLS + index * calls::CALL_LEN;
         self.put(call + calls::LEVEL, level.into());
         self.put(call + calls::ORIGIN, origin);
     }
 
-    /// Says that a call is one of a vCPU's current task.
+    /// Makes a call one of a vCPU's current task.
     pub fn set_task(&self, index: u64, vcpu: usize) {
         let call = self.calls as u64 + calls::CALLS + index * calls::CALL_LEN;
         self.put(call + calls::TASK, self.task(vcpu));
         self.put(call + calls::CANARY, self.canary(vcpu));
     }
 
-    /// Where in the table the calls are whose return address is at `slot`.
+    /// Returns the indexes in the table of calls whose return address is at `slot`.
     pub fn calls_at(&self, slot: u64) -> Vec<u64> {
         let start = self.calls as u64;
         let ours = |index: &u64| self.get(start + index * 8) == slot;
         (0..calls::BUCKETS * calls::WAYS).filter(ours).collect()
     }
 
-    /// Has a call of the detour count nowhere, as the host does when its probe goes.
+    /// Makes a call of the detour count nowhere, as the host does when its probe is removed.
     pub fn orphan(&self, index: u64, detour: u32) {
         let word = self.calls as u64 + calls::CALLS + index * calls::CALL_LEN + calls::WORD;
         self.put(word, self.get(word) | u64::from(calls::ORPHAN));
         self.set_active(detour, self.tally(detour).active - 1);
     }
 
-    /// Empties the table, and sets what was counted of a detour to 0.
+    /// Empties the table, and sets the counts of a detour to 0.
     pub fn clear_calls(&self, detour: u32) {
         let start = self.calls as u64;
         for at in (start..start + calls::KEYS_LEN).step_by(8) {
@@ -270,7 +271,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Sets what conditions see of the first vCPU.
+    /// Sets what conditions read on the first vCPU.
     pub fn set_context(&self, context: Context) {
         let numbers = |low: Option<u32>, high: Option<u32>| {
             u64::from(low.unwrap_or(0)) | u64::from(high.unwrap_or(0)) << 32
@@ -282,7 +283,7 @@ impl Blocks {
         );
     }
 
-    /// Sets what a record tells of the first vCPU's task.
+    /// Sets what a record has of the first vCPU's task.
     pub fn describe_task(&self, context: &TaskContext) {
         self.set_context(Context {
             cpu: 0,
@@ -295,7 +296,7 @@ impl Blocks {
         }
     }
 
-    /// The words that a record has of the task of a vCPU.
+    /// Returns the words that a record has of a vCPU's task.
     pub fn context_words(&self, vcpu: usize) -> [u64; CONTEXT_LEN as usize / 8] {
         let word = |at: usize| self.get(self.task(vcpu) + at as u64);
         [word(PID), word(COMM), word(COMM + 8), 1 << 31, 0]
@@ -316,23 +317,23 @@ impl Blocks {
         self.get(self.block(vcpu) + HEAD)
     }
 
-    /// Says how many bytes were ever written to and read from a vCPU's ring.
+    /// Sets how many bytes were ever written to and read from a vCPU's ring.
     pub fn set_position(&self, vcpu: usize, head: u64, tail: u64) {
         self.put(self.block(vcpu) + HEAD, position(vcpu as u8, head));
         self.put(self.block(vcpu) + TAIL, position(vcpu as u8, tail));
     }
 
-    /// Lets a vCPU's TAIL be one of another vCPU's ring.
+    /// Makes a vCPU's TAIL one of another vCPU's ring.
     pub fn set_tail_of_other(&self, vcpu: usize, other: u8, tail: u64) {
         self.put(self.block(vcpu) + TAIL, position(other, tail));
     }
 
-    /// Gives all space of a ring back without looking at it.
+    /// Frees all space of a ring without reading it.
     pub fn discard(&self, vcpu: usize) {
         self.put(self.block(vcpu) + TAIL, self.head(vcpu));
     }
 
-    /// Takes a vCPU's records out of its ring, and clears their place.
+    /// Takes a vCPU's records out of its ring, and clears their space.
     pub fn drain(&self, vcpu: usize) -> Vec<Record> {
         let mut records = Vec::new();
         let mut tail = self.get(self.block(vcpu) + TAIL);

@@ -9,7 +9,7 @@ use seeded_random::Random;
 
 use crate::registers::in_encoding_order;
 
-/// What a hit leaves behind.
+/// What a hit records.
 pub fn capture(random: &mut Random) -> Capture {
     match random.below(3) {
         0 => Capture::Count,
@@ -18,7 +18,7 @@ pub fn capture(random: &mut Random) -> Capture {
     }
 }
 
-/// What conditions see besides registers.
+/// What conditions read besides registers.
 pub fn context(random: &mut Random) -> Context {
     Context {
         cpu: random.value() as u32,
@@ -27,7 +27,7 @@ pub fn context(random: &mut Random) -> Context {
     }
 }
 
-/// A comparison that these values may well meet.
+/// Returns a comparison that is often met with these values.
 pub fn comparison(random: &mut Random, registers: &Registers, context: &Context) -> Comparison {
     use Relation::{Common, Equal, Greater, GreaterOrEqual, Less, LessOrEqual, NotEqual};
     let number = random.below(16) as u8;

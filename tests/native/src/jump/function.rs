@@ -1,4 +1,4 @@
-//! Whole functions with jumps wherever one can be, compared with the functions as they are.
+//! Whole functions with jumps at many places, compared with the functions as they are.
 
 use std::collections::BTreeSet;
 
@@ -18,15 +18,15 @@ use super::{draw, region, single};
 use crate::case::Case;
 use crate::cpu::{Cpu, DATA_LEN, State};
 
-/// Where in the data the stack begins, and what functions may use.
+/// Offset in the data of the stack, and of the memory that functions may use.
 const STACK: usize = DATA_LEN / 2;
 /// Bytes that an argument may point to.
 const ZONE: usize = 512;
 
-/// What a function takes.
+/// The type of an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Argument {
-    /// Characters with a zero behind them.
+    /// Characters that end with a zero.
     Text,
     /// Any bytes.
     Bytes,
@@ -38,27 +38,27 @@ pub enum Argument {
     Number,
 }
 
-/// The entry's probe, which leaves a full record, and follows calls.
+/// The number of the entry's probe, which leaves a full record, and follows calls.
 const ENTRY: u32 = 1;
 /// How many calls of the function are followed at a time.
 const LIMIT: u32 = 10;
 
-/// What has been tried of a function.
+/// The counts of a function's comparison.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tried {
-    /// Jumps at once.
+    /// Jumps in the function at the same time.
     pub jumps: usize,
-    /// Calls that came back.
+    /// Calls that returned.
     pub calls: usize,
     /// Calls that faulted, with and without jumps.
     pub faults: usize,
     /// Records of all of them.
     pub records: usize,
-    /// Returns of the function and, if it calls itself, those calls, by what was recorded or counted.
+    /// Returns of the function and, if it calls itself, of those calls, by their records or counts.
     pub returns: usize,
 }
 
-/// Draws jumps for a function, and calls it so many times with and without.
+/// Draws jumps for a function, and calls it `calls` times with and without them.
 ///
 /// # Errors
 /// What differs.
@@ -172,7 +172,7 @@ pub fn compare(
     Ok(tried)
 }
 
-/// What a caller may look at: of RAX the bits that are `returned`.
+/// Returns what a caller may use of the state: of RAX the bits that are `returned`.
 fn visible(state: &State, returned: u64) -> State {
     const ARITHMETIC: u64 = 0x8d5;
     let mut state = state.clone();
@@ -182,7 +182,7 @@ fn visible(state: &State, returned: u64) -> State {
     registers.rflags &= !ARITHMETIC;
     registers.rax &= returned;
     if state.fault.is_some() {
-        // Inside the function, some registers are dead, and copies are elsewhere.
+        // Inside the function, some registers are dead, and copies run at other addresses.
         state.registers = Registers::default();
     }
     state
@@ -190,7 +190,7 @@ fn visible(state: &State, returned: u64) -> State {
 
 type Jump = (usize, Region, Vec<u8>);
 
-/// Jumps in a function, none of which takes bytes that a branch leads to or that another takes.
+/// Puts jumps into a function. None of them overwrites bytes that a branch leads to or that another one overwrites.
 fn jumps(
     image: &mut Image,
     blocks: &Blocks,
@@ -220,7 +220,7 @@ fn jumps(
     for insn in &mut decoder() {
         let at = (insn.ip() - start) as usize;
         let is_entry = at == 0;
-        // Others now and then begin at the next instruction.
+        // Jumps behind the entry are left out now and then, so that they begin at different instructions.
         if insn.ip() < free || !is_entry && random.once_in(4) {
             continue;
         }
@@ -259,7 +259,7 @@ fn jumps(
     jumps
 }
 
-/// A call with random arguments.
+/// Makes a call with random arguments.
 fn case(
     cpu: &Cpu,
     blocks: &Blocks,

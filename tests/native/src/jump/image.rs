@@ -37,15 +37,15 @@ pub enum ImageError {
 pub struct Function {
     /// Its name.
     pub name: String,
-    /// Where in the text.
+    /// Its offset in the text.
     pub at: usize,
     /// Bytes to the next symbol.
     pub len: usize,
 }
 
-/// An image whose parts are as far from each other as it wants them to be.
+/// An image whose parts keep their distances.
 pub struct Image {
-    /// Where it is.
+    /// Its memory.
     pub text: Text,
     /// Its bytes.
     pub bytes: Vec<u8>,
@@ -54,7 +54,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// A kernel, as it is before it starts: what it patches itself is as in the file.
+    /// Reads a kernel as it is before it starts, without its own patches.
     ///
     /// # Errors
     /// See [`ImageError`].
@@ -72,7 +72,7 @@ impl Image {
         Self::new(&elf, KERNEL, named)
     }
 
-    /// `sample.c`, compiled with this level of optimization.
+    /// Compiles `sample.c` with this level of optimization.
     ///
     /// # Errors
     /// See [`ImageError`].
@@ -82,7 +82,7 @@ impl Image {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/jump/sample.c");
         let compiled = Command::new("cc")
             .args(["-shared", "-nostdlib", "-ffreestanding", "-fPIC", level])
-            // As kernels are compiled (`arch/x86/Makefile`).
+            // With the options of kernels (`arch/x86/Makefile`).
             .args(["-mno-red-zone", "-mgeneral-regs-only", "-fno-jump-tables"])
             .args(["-fvisibility=hidden", "-fno-stack-protector", "-o"])
             .args([&path, &source])
@@ -143,7 +143,7 @@ impl Image {
         })
     }
 
-    /// Where detours can be.
+    /// Returns the offset of the room for detours.
     pub fn room(&self) -> usize {
         self.bytes.len()
     }

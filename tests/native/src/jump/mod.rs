@@ -1,7 +1,7 @@
 //! Detours on the CPU that this runs on: the code that jump probes lead to, executed in user mode.
 //!
-//! [`blocks`] is what a guest's memory is to them: per-CPU variables, the vCPUs' blocks, and rings. The
-//! base of GS tells them which vCPU they are on, as in a kernel.
+//! [`blocks`] stands for a guest's memory: per-CPU variables, the vCPUs' blocks, and rings. The base of GS tells
+//! detours which vCPU they are on, as in a kernel.
 
 pub mod blocks;
 pub mod draw;

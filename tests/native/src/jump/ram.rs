@@ -17,11 +17,11 @@ const fn range(start: u64, len: u64) -> PhysRange {
     }
 }
 
-/// RAM at [`LOW`] and [`HIGH`]. The high one is so far behind the low one in the host's memory, too, that one window
+/// RAM at [`LOW`] and [`HIGH`]. In the host's memory, the high range is as far behind the low one, so that one window
 /// shows both: both are in one reservation.
 #[derive(Debug)]
 pub struct Ram {
-    /// Where physical address 0 would be.
+    /// The address at which physical address 0 would be.
     window: u64,
     _reservation: Reservation,
 }
@@ -73,7 +73,7 @@ impl Ram {
         }
     }
 
-    /// How a detour reads it, by page tables of so many levels at its beginning.
+    /// Returns how a detour reads it, by page tables of this many levels at its beginning.
     pub fn pointers(&self, levels: u8) -> Pointers {
         Pointers {
             window: self.window,
@@ -100,7 +100,7 @@ impl GuestMemory for Ram {
             return Err(MemoryError { at, len });
         }
         let from = (self.window + at.0) as *const u8;
-        // SAFETY: the range is in the reservation, and nobody writes there meanwhile.
+        // SAFETY: the range is in the reservation, and nothing writes there meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), len) };
         Ok(())
     }
@@ -111,7 +111,7 @@ impl GuestMemory for Ram {
             return Err(MemoryError { at, len });
         }
         let to = (self.window + at.0) as *mut u8;
-        // SAFETY: the range is in the reservation, and nobody reads there meanwhile.
+        // SAFETY: the range is in the reservation, and nothing reads there meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, len) };
         Ok(())
     }

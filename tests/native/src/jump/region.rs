@@ -9,8 +9,8 @@ const NOP: u8 = 0x90;
 /// `int3`, which compilers and linkers put between functions.
 const PADDING: u8 = 0xcc;
 
-/// The region of the instructions that `text` begins with, as few as a jump takes, and of padding
-/// behind the last. None if that isn't long enough, or no instructions.
+/// Returns the region of the instructions that `text` begins with, as few as a jump needs, and of
+/// the padding behind the last one; `None` if that isn't long enough, or there are no instructions.
 pub fn at(start: u64, text: &[u8]) -> Option<Region> {
     let mut starts = Vec::new();
     let mut end = 0;
@@ -39,7 +39,7 @@ pub fn at(start: u64, text: &[u8]) -> Option<Region> {
     })
 }
 
-/// What the region becomes: a jump to the detour, and nops.
+/// Returns the region's bytes with the jump: a jump to the detour, and nops.
 pub fn patched(region: &Region, detour: &Detour) -> Vec<u8> {
     let by = detour.at.0.wrapping_sub(region.start.0 + JUMP_LEN as u64);
     let mut bytes = vec![0xe9];

@@ -15,20 +15,20 @@ use crate::case::Case;
 use crate::cpu::{Cpu, DATA_LEN, State};
 use crate::registers::{field, get, in_encoding_order};
 
-/// Below RSP a detour may leave anything: this much at most.
+/// The most bytes below RSP that a detour may change.
 pub const BELOW: usize = 64;
 
 /// Bytes of `push imm32`.
 const PUSH_LEN: u64 = 5;
 
-/// How a comparison went.
+/// The result of a comparison that agrees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Agreed {
     /// To the end, with the same result.
     Done,
     /// The same fault.
     Faulted,
-    /// What the instruction does depends on what is below RSP.
+    /// The instruction's result depends on bytes below RSP.
     NotComparable,
 }
 
@@ -64,26 +64,26 @@ impl fmt::Display for Difference {
     }
 }
 
-/// What a case is probed with.
+/// The probe of a case.
 #[derive(Debug, Clone)]
 pub struct Probe {
-    /// What for.
+    /// Its purpose.
     pub purpose: Purpose,
-    /// What its traces are known by.
+    /// The tag of its records and counts.
     pub tag: Tag,
-    /// What conditions see.
+    /// What conditions read.
     pub context: Context,
-    /// Whether what is dead is used, or nothing thought to be.
+    /// True if dead registers and flags may be used; otherwise none is assumed to be dead.
     pub liveness: bool,
 }
 
-/// Gives a case a stack, without changing what its instruction's operand is. None if it can't have one.
+/// Gives a case a stack, without changing its instruction's operand. Returns `None` if that isn't possible.
 pub fn with_stack(mut case: Case, cpu: &Cpu) -> Option<Case> {
     if matches!(
         case.insn.mnemonic(),
         Mnemonic::Str | Mnemonic::Sldt | Mnemonic::Smsw
     ) {
-        // Linux emulates them for processes, and writes less than a CPU does (`arch/x86/kernel/umip.c`).
+        // Linux emulates these for processes, and writes less than a CPU does (`arch/x86/kernel/umip.c`).
         return None;
     }
     let data = cpu.layout().data;
@@ -92,7 +92,7 @@ pub fn with_stack(mut case: Case, cpu: &Cpu) -> Option<Case> {
     if room.contains(&rsp) {
         return Some(case);
     }
-    // It is a base with an index, then, which makes up for the difference.
+    // RSP is then a base with an index, which compensates for the difference.
     let index = case.insn.memory_index();
     let scale = u64::from(case.insn.memory_index_scale());
     if case.insn.memory_base() != Register::RSP || index.size() != 8 {
@@ -106,10 +106,10 @@ pub fn with_stack(mut case: Case, cpu: &Cpu) -> Option<Case> {
     Some(case)
 }
 
-/// Executes a case's instruction alone, and with a jump on it and `nop`s behind.
+/// Executes a case's instruction alone, and with a jump on it and `nop`s behind it.
 ///
 /// # Errors
-/// They disagree, or the system doesn't let them be executed. `Ok(Err)`: there is no detour for it.
+/// If they disagree, or the system doesn't let them be executed. `Ok(Err)`: there is no detour for it.
 pub fn compare(
     cpu: &mut Cpu,
     blocks: &Blocks,
@@ -177,13 +177,13 @@ pub fn compare(
         }
     }
     if dead.flags && alone.fault.is_none() {
-        // Nobody reads what an instruction leaves undefined.
+        // The flags that an instruction leaves undefined aren't used.
         let undefined = undefined_flags(case);
         alone.registers.rflags &= !undefined;
         probed.registers.rflags &= !undefined;
     }
     if alone.fault.is_some() && probe.liveness {
-        // What the instruction would have overwritten is still there, and nobody reads it.
+        // Registers that the instruction would have overwritten still have their old values, which aren't used.
         alone.registers = without(alone.registers, dead);
         probed.registers = without(probed.registers, dead);
     }
@@ -216,7 +216,7 @@ fn falls_through(case: &Case) -> bool {
     )
 }
 
-/// What a hit leaves behind isn't what it should be.
+/// Returns how a hit's record or count differs from what it should be.
 fn wrong_trace(blocks: &Blocks, case: &Case, probe: &Probe, has_task: bool) -> Option<String> {
     let Probe {
         purpose,
@@ -294,13 +294,13 @@ fn without(registers: Registers, dead: Dead) -> Registers {
     }
 }
 
-/// Where in the data what is below RSP is.
+/// Returns the range of the bytes below RSP, in the data.
 fn below(case: &Case, data: u64) -> std::ops::Range<usize> {
     let at = case.registers.rsp.wrapping_sub(data).min(DATA_LEN as u64) as usize;
     at.saturating_sub(BELOW)..at
 }
 
-/// Takes over what the detour may have changed, where the instruction hasn't.
+/// Takes over bytes that the detour may have changed, if the instruction hasn't.
 fn forget_below_stack(case: &Case, alone: &State, probed: &mut State, data: u64) {
     for at in below(case, data) {
         if alone.data[at] == case.data[at] {
@@ -309,7 +309,7 @@ fn forget_below_stack(case: &Case, alone: &State, probed: &mut State, data: u64)
     }
 }
 
-/// Whether the instruction reads what is below RSP, where the detour leaves something else.
+/// Returns true if the instruction reads bytes below RSP, which the detour may have changed.
 fn depends_below_stack(cpu: &mut Cpu, case: &Case) -> std::io::Result<bool> {
     let data = cpu.layout().data;
     let range = below(case, data);
@@ -328,7 +328,7 @@ fn depends_below_stack(cpu: &mut Cpu, case: &Case) -> std::io::Result<bool> {
     if factory.info(&case.insn).used_memory().iter().any(reads) {
         return Ok(true);
     }
-    // Strings, bits and states are more than that tells.
+    // The decoder's information isn't complete for strings, bits and states.
     let mut states = Vec::new();
     for fill in [0, 0xff, 0x55] {
         let mut other = case.clone();

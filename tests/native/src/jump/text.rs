@@ -11,7 +11,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// Room for so many bytes.
+    /// Makes room for `len` bytes.
     ///
     /// # Errors
     /// The system has no memory left for it, or doesn't let code be executed.
@@ -27,7 +27,7 @@ impl Text {
         self.base as u64 + at as u64
     }
 
-    /// Puts code there. Nobody executes these bytes meanwhile.
+    /// Writes code there, while these bytes aren't being executed.
     pub fn put(&mut self, at: usize, bytes: &[u8]) {
         assert!(at <= self.len && bytes.len() <= self.len - at);
         let start = self.base.wrapping_add(at);
@@ -36,10 +36,10 @@ impl Text {
         there.copy_from_slice(bytes);
     }
 
-    /// Calls code of it that keeps to the C ABI.
+    /// Calls code in it that keeps to the C ABI.
     ///
     /// # Safety
-    /// That is so, with these arguments.
+    /// There must be such a function, which takes these arguments.
     pub unsafe fn call(&self, at: usize, arguments: [u64; 2]) -> u64 {
         assert!(at < self.len);
         let [first, second] = arguments;

@@ -12,12 +12,12 @@ use Argument::{Bytes, Len, Number, Small, Text};
 
 const SEED: u64 = 12;
 
-/// What of RAX is returned: C leaves the rest as it likes.
+/// The bits of RAX that are returned: C leaves the others undefined.
 const VOID: u64 = 0;
 const BOOL: u64 = 0xff;
 const VALUE: u64 = u64::MAX;
 
-/// What a function takes and returns.
+/// A function's name, its arguments, and the returned bits of RAX.
 type Signature = (&'static str, &'static [Argument], u64);
 
 /// Functions of `sample.c`.
@@ -37,8 +37,8 @@ const SAMPLE: &[Signature] = &[
     ),
 ];
 
-/// Functions of the kernel that need nothing of it, not even a table: tables are addressed absolutely,
-/// and the kernel is elsewhere here.
+/// Functions of the kernel that need nothing else of it, not even a table: tables are addressed absolutely, and the
+/// kernel is at another address here.
 const KERNEL: &[Signature] = &[
     ("strlen", &[Text], VALUE),
     ("strnlen", &[Text, Small], VALUE),

@@ -15,13 +15,13 @@ use crate::{draw, kernel};
 
 const SEED: u64 = 11;
 
-/// How cases ended.
+/// Numbers of cases by their results.
 #[derive(Debug, Default)]
 struct Found {
     done: usize,
     faulted: usize,
     not_comparable: usize,
-    /// There is no detour, by the reason.
+    /// Cases without a detour, by the reason.
     refused: BTreeMap<String, usize>,
 }
 
@@ -40,7 +40,7 @@ impl Found {
             .current_task
             .is_none()
         {
-            // Too far from there for an instruction to reach.
+            // The variables are too far from GS base for an instruction to reach.
             probe.purpose.condition.clear();
         }
         let outcome = single::compare(cpu, blocks, case, &probe)
@@ -59,7 +59,7 @@ impl Found {
     }
 }
 
-/// Every form that user mode can execute, of all the kernel's text.
+/// Compares every form that user mode can execute, in all of the kernel's text.
 fn sweep(kernel: fn(lab::Kernels) -> lab::Kernel) -> String {
     let mut random = Random::new(SEED);
     let kernel = kernel(lab::ensure_kernels().unwrap());

@@ -21,7 +21,7 @@ fn compare(kernel: fn(lab::Kernels) -> lab::Kernel) -> String {
         "{}: {} functions, {} instructions, {forms} forms\n{survey}",
         kernel.release, text.functions, text.instructions
     );
-    // Nothing is left out but what a process can't do, and that is little.
+    // Only forms that a process can't execute are left out, and they are few.
     assert!(forms > 10_000, "{forms} forms");
     for share in [survey.emulated, survey.relocated] {
         assert!(share.compared * 100 >= share.forms * 99, "{share}");

@@ -1,6 +1,6 @@
-//! Single instructions that probes have been wrong about: Linux' kprobes in `loop`, `ret imm16`
-//! and prefixed calls (`arch/x86/kernel/kprobes/core.c`), others elsewhere. The CPU says what is
-//! right, or for what user mode can't do, the manual.
+//! Single instructions with which probes have gone wrong: Linux' kprobes with `loop`, `ret imm16`
+//! and prefixed calls (`arch/x86/kernel/kprobes/core.c`), other probes elsewhere. The CPU decides
+//! what is right or, for instructions that user mode can't execute, the manual.
 
 use guest_state::testing::{TestMemory, TestVcpu};
 use guest_state::{GuestMemory, GuestPhysAddr, Registers};
@@ -18,7 +18,7 @@ const IF: u64 = 1 << 9;
 const IOPL: u64 = 3 << 12;
 const RF: u64 = 1 << 16;
 
-/// What is to be executed: the code, with `rel32`s and such already right, and the registers.
+/// The start of an execution: the code, with `rel32`s and such already right, and the registers.
 struct Start {
     code: Vec<u8>,
     registers: Registers,
@@ -40,7 +40,8 @@ impl Start {
         }
     }
 
-    /// A branch's displacement, of so many bytes at the end, to the landing.
+    /// Sets a branch's displacement, which is the last `size` bytes, so that it leads to the
+    /// landing.
     fn landing_by(mut self, size: usize, layout: Layout) -> Self {
         let by = layout.landing - layout.code - self.code.len() as u64;
         let at = self.code.len() - size;
@@ -53,7 +54,7 @@ impl Start {
         self
     }
 
-    /// Does it both ways, which must agree, and gives the result.
+    /// Executes it both ways, which must agree. Returns the result.
     fn run(self, cpu: &mut Cpu) -> State {
         let layout = cpu.layout();
         let case = Case::exactly(&self.code, self.registers, &self.data, layout).unwrap();
@@ -67,7 +68,7 @@ fn word(state: &State, at: usize) -> u64 {
     u64::from_le_bytes(state.data[at..at + 8].try_into().unwrap())
 }
 
-/// Runs a test with a CPU; its name is its row's proof.
+/// Runs a test with a CPU, and reports that it proves its row.
 fn on_cpu(name: &str, test: impl FnOnce(&mut Cpu, Layout)) {
     proves(&["KP11"], name, || {
         let mut cpu = Cpu::new().unwrap();
@@ -77,7 +78,7 @@ fn on_cpu(name: &str, test: impl FnOnce(&mut Cpu, Layout)) {
     });
 }
 
-/// An opcode that counts RCX: for each RCX and ZF, whether it branches.
+/// Checks an opcode that counts RCX: for each RCX and ZF, whether it branches.
 fn counts(name: &str, opcode: u8, branches: fn(rcx: u64, zf: bool) -> bool, counts: bool) {
     on_cpu(name, |cpu, layout| {
         for rcx in [0, 1, 2, u64::MAX, 1 << 32] {
@@ -174,7 +175,7 @@ fn call_and_jmp_through_the_stack_read_it_before_they_push() {
             (&[0xff, 0x54, 0x24, 8][..], STACK + 8),
             (&[0xff, 0x14, 0x24], STACK),
             (&[0xff, 0x64, 0x24, 8], STACK + 8),
-            // call *-8(%rsp): where it pushes to.
+            // call *-8(%rsp): the operand is where the return address is pushed.
             (&[0xff, 0x54, 0x24, 0xf8], STACK - 8),
         ] {
             let start = Start::new(code, layout).put(at, layout.landing);
@@ -281,7 +282,7 @@ fn a_repeated_string_instruction_with_rcx_0_touches_nothing() {
 }
 
 /// Emulates one instruction with these flags and this word on the stack, at privilege level 0.
-/// Gives how it ended, the vCPU, and the word below the stack.
+/// Returns the outcome, the vCPU, and the word below the stack.
 fn at_level_0(code: &[u8], rflags: u64, popped: u64) -> (Outcome, TestVcpu, u64) {
     let memory = TestMemory::new(0x1000);
     let put = memory.write(GuestPhysAddr(0x800), &popped.to_le_bytes());

@@ -11,15 +11,15 @@ use crate::compare::{self, Agreed, Mismatch};
 use crate::cpu::Cpu;
 use crate::draw;
 
-/// Until when to go on; a slow machine compares fewer than `MOST` cases.
+/// The time after which no more cases are compared; a slow machine compares fewer than `MOST`.
 const TIME: Duration = Duration::from_secs(8);
 const MOST: usize = 400_000;
 const LEAST: usize = 20_000;
 
-/// How to get past an instruction.
+/// A comparison: emulation or relocation.
 type Way = fn(&mut Cpu, &Case) -> Result<Agreed, Mismatch>;
 
-/// Cases compared, and how many of each mnemonic.
+/// Compares random cases. Returns how many there were, and how many of each mnemonic.
 fn compare_random(
     seed: u64,
     draw: fn(&mut Random) -> Vec<u8>,

@@ -90,7 +90,7 @@ impl Probed {
         single::recorded(Fetches::ALL, &self.case.registers)
     }
 
-    /// Where the vCPU is when the detour traps, and what it goes on with.
+    /// Checks that the detour traps. Returns the state with which the vCPU goes on.
     fn trapped(&mut self) -> Case {
         let full = self.detour.full.unwrap();
         let state = self.hit();
@@ -146,7 +146,7 @@ fn a_lossless_detour_traps_and_tries_again_when_there_is_room() {
         let mut probed = Probed::new(true);
         probed.blocks.set_position(0, RING_LEN, 0);
         let trapped = probed.trapped();
-        // Still none: it traps again.
+        // There is still no room: it traps again.
         let state = probed.go_on(&trapped, trapped.registers.rip);
         assert_eq!(state.registers.rip, trapped.registers.rip);
         probed.blocks.discard(0);
@@ -173,7 +173,7 @@ fn a_lossless_detour_gives_up_when_it_is_told_to() {
 
 #[test]
 fn head_and_tail_of_two_vcpus_are_never_taken_for_one_s() {
-    // As if the vCPU changed between reading the one and the other.
+    // This is as if the vCPU changed between the reads of head and tail.
     let mut probed = Probed::new(false);
     for tail in [0, RING_LEN, 5 * RING_LEN] {
         probed.blocks.set_position(0, 5 * RING_LEN, 5 * RING_LEN);

@@ -113,7 +113,7 @@ fn names_lead_where_debians_kernels_have_their_members() {
 
 #[test]
 fn structures_that_debians_kernels_pass_in_registers_have_their_members() {
-    // A register each for `kuid_t`, two for `sockptr_t`; `len` comes behind it.
+    // A register each for `kuid_t`, two for `sockptr_t`; `len` comes after it.
     let cases = [
         ("from_kuid_munged", path(&["kuid", ".val"]), 6),
         ("sock_setsockopt", path(&["optval", ".kernel"]), 1),
@@ -139,7 +139,7 @@ fn structures_that_debians_kernels_pass_in_registers_have_their_members() {
     }
 }
 
-/// What isn't compiled is refused for a reason that the function's types show.
+/// A value that isn't compiled is refused for a reason that the function's types show.
 #[test]
 fn all_functions_of_debians_kernels_have_their_arguments_by_name() {
     for (release, kernel) in &*KERNELS {

@@ -13,7 +13,7 @@ use trace_processor::TraceProcessorError;
 use crate::demo::{self, DemoError};
 use crate::{root, say};
 
-/// Where the part of the screen begins that has the histogram, and where it ends.
+/// The lines at which the part of the screen with the histogram begins and ends.
 const LATENCY: (&str, &str) = ("# How long", "# In mid-function");
 
 /// Why there are no pictures.
@@ -30,7 +30,7 @@ pub enum PicturesError {
     Io(&'static str, PathBuf, #[source] io::Error),
 }
 
-/// Runs a demonstration and draws what it has shown; true if it was a success.
+/// Runs a demonstration and draws its results. Returns true if it was a success.
 ///
 /// # Errors
 /// See [`PicturesError`].

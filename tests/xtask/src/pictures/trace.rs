@@ -16,7 +16,7 @@ const SLICES: &str = "\
     order by is_task, track, slice.ts, slice.id";
 const FLOWS: &str = "select slice_out, slice_in from flow";
 
-/// Events that are drawn, those that lie together most closely: of more nothing could be told apart.
+/// Events that are drawn, those closest together in time: more couldn't be distinguished.
 const SHOWN: usize = 36;
 /// Pixels.
 const WIDTH: f64 = 1200.0;
@@ -37,7 +37,7 @@ struct Slice {
     track: String,
 }
 
-/// Draws the part of a trace in which most happens.
+/// Draws the part of a trace with the most events.
 ///
 /// # Errors
 /// If it can't be read.
@@ -166,7 +166,7 @@ fn picture(mut slices: Vec<Slice>, flows: &[(u64, u64)]) -> String {
     svg + "</svg>\n"
 }
 
-/// From when to when the events are that are drawn.
+/// Returns the time span of the events that are drawn.
 fn closest(slices: &[Slice]) -> (f64, f64) {
     let mut starts: Vec<f64> = slices.iter().map(|slice| slice.start).collect();
     starts.sort_by(f64::total_cmp);
@@ -181,7 +181,7 @@ fn closest(slices: &[Slice]) -> (f64, f64) {
     (first.unwrap_or_default(), last.unwrap_or_default())
 }
 
-/// A color of its own for each name, as far as there are.
+/// Returns a color for a name: a different one for each, as long as there are enough.
 fn color(name: &str) -> &'static str {
     const COLORS: [&str; 6] = [
         "#3367d6", "#0b8043", "#c53929", "#8430ce", "#b06000", "#00796b",

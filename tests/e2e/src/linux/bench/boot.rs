@@ -16,7 +16,7 @@ const MEMORY: &str = "512";
 /// Boots of each, in the order ours, QEMU's, QEMU's, ours.
 const REPEATS: usize = 3;
 
-/// Who boots it.
+/// Which monitor boots the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Monitor {
     Ours,
@@ -25,7 +25,7 @@ enum Monitor {
 
 const ABBA: [Monitor; 4] = [Monitor::Ours, Monitor::Qemu, Monitor::Qemu, Monitor::Ours];
 
-/// A monitor that is killed with this.
+/// A monitor that is killed when this is dropped.
 struct Running(Child);
 
 impl Running {
@@ -41,10 +41,10 @@ impl Drop for Running {
     }
 }
 
-/// The time of a boot in ours over that in QEMU's.
+/// Measures the time of a boot in vmprobe over that in QEMU.
 ///
 /// # Errors
-/// If a guest doesn't boot. Where KVM can't be traced, nothing is measured.
+/// If a guest doesn't boot. If KVM can't be traced, nothing is measured.
 pub fn measure(
     cx: &Context,
     place: &'static str,
@@ -108,7 +108,7 @@ fn boot(cx: &Context, monitor: Monitor, trace: &mut KvmTrace) -> Result<Duration
             ours
         }
         Monitor::Qemu => {
-            // As its manual has it for this machine (docs/system/i386/microvm.rst).
+            // The options that QEMU's manual has for this machine (docs/system/i386/microvm.rst).
             let mut qemu = Command::new(cx.file(QEMU));
             qemu.args(["-M", "microvm", "-enable-kvm", "-cpu", "host", "-m", MEMORY]);
             qemu.args(["-L", FIRMWARE, "-nodefaults", "-no-user-config"]);

@@ -11,16 +11,16 @@ use crate::linux::guest::{Guest, VM, files, specs};
 use crate::linux::jumps::{is_jump, jump, settle};
 use crate::test::{Failure, check, wrong};
 
-/// The function, and the call that leads to it. It begins with a long `mov`: the kernel makes jumps only of kprobes on
-/// what is easily executed elsewhere.
+/// The probed function, which is that of a system call. It begins with a long `mov`: the kernel makes a kprobe a jump
+/// only on instructions that are easily executed elsewhere.
 const FUNCTION: &str = "__x64_sys_umask";
 const CALL: &str = "umask";
 /// Calls of a block with a breakpoint: fewer than of others, as each costs an exit.
 const BREAKPOINT_CALLS: u64 = 1000;
 
-/// Calls of a block in a comparison with the guest's own probe, whose records fill a ring ten times and
-/// more: what it costs to empty it is in the block's time. All blocks of the guest's own probe are as long: in short
-/// ones what the kernel does when a new probe is hit first is most of their time.
+/// Calls of a block in a comparison with the guest's own probe. Their records fill a ring more than ten times, so the
+/// cost of emptying it is in the block's time. All blocks of the guest's own probe are as long: in short ones most of
+/// the time would be the kernel's work at the first hit of a new probe.
 const LONG_BLOCK: u64 = 300_000;
 /// Calls of a block whose records have room in a ring: up to 419 bytes each of its 4 MiB.
 const BLOCK: u64 = 10_000;
@@ -32,9 +32,9 @@ const ABBA_ROUNDS: usize = 9;
 /// Jumps of a batch.
 const BATCHES: [usize; 4] = [10, 100, 1000, 10_000];
 
-/// What a hit costs: of a jump with a full record, of one that counts, of a breakpoint, of the guest's own
-/// kprobe event that is a jump. All in one guest, one after the other. Debian's 6.1 makes a jump of no
-/// kprobe in these functions: it takes their jump to the return thunk for an indirect one.
+/// Measures what a hit costs: of a jump with a full record, of a jump that counts, of a breakpoint, and of the guest's
+/// own kprobe event that is a jump. All in one guest, one after the other. Debian's 6.1 makes no kprobe in these
+/// functions a jump: it takes their jump to the return thunk for an indirect one.
 pub async fn hits(
     cx: &Context,
     place: &'static str,
@@ -45,7 +45,7 @@ pub async fn hits(
     guest.remove(&["full"]).await?;
     let costs = costs(&mut guest).await?;
 
-    // The second argument of the system call is a text of the process, and `di` has all of its registers.
+    // The second argument of the system call is a text of the process. `di` points to all registers of the process.
     const NAME: &str = "name=+0(+104(%di)):ustring";
     let at = format!("{FUNCTION}+{}", probe.offset);
     for (id, what, ours, behind, block) in [
@@ -73,7 +73,7 @@ pub async fn hits(
     ] {
         for calls in [block, LONG_BLOCK] {
             let blocks = Blocks {
-                // On the same instruction.
+                // Both probes are on the same instruction.
                 ours: &ours,
                 own: &format!("{at}{behind}"),
                 calls,
@@ -134,7 +134,7 @@ pub async fn hits(
     Ok(())
 }
 
-/// What our probes cost a call, in nanoseconds: medians above the unprobed call's.
+/// What our probes cost a call, in nanoseconds: medians minus the median of an unprobed call.
 struct Costs {
     unprobed: f64,
     /// A jump with all registers.
@@ -142,7 +142,7 @@ struct Costs {
     /// A jump that counts.
     count: f64,
     breakpoint: f64,
-    /// Exits of all hits of jumps.
+    /// Exits of all hits of jumps, and the hits.
     exits: u64,
     hits: u64,
 }
@@ -192,8 +192,8 @@ async fn costs(guest: &mut Guest) -> Result<Costs, Failure> {
     })
 }
 
-/// Nanoseconds a call in blocks of each of these kinds, for each round; the first warms up. A round has two blocks of a
-/// kind, in this order and back, of which it gives the mean: what drifts meanwhile is in all of them.
+/// Measures nanoseconds a call in blocks of each of these kinds, for each round; the first round warms up. A round has
+/// two blocks of a kind, in this order and back, and gives their mean: a drift during the round is in all of them.
 async fn in_turn<Kind: Copy, const KINDS: usize>(
     kinds: [Kind; KINDS],
     mut block: impl AsyncFnMut(Kind) -> Result<f64, Failure>,
@@ -215,7 +215,7 @@ fn middle(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// What the comparison with the guest's own probe came to.
+/// The results of the comparison with the guest's own probe.
 struct Compared {
     ratio: f64,
     note: String,
@@ -232,19 +232,19 @@ enum Whose {
 /// The blocks of a comparison.
 #[derive(Clone, Copy)]
 struct Blocks<'a> {
-    /// What is behind the place of our probe.
+    /// What follows the place in the text of our probe.
     ours: &'a str,
-    /// The guest's place and what is behind it.
+    /// The place of the guest's probe and what follows it.
     own: &'a str,
-    /// Calls of a block that isn't of the guest's probe.
+    /// Calls of a block without the guest's probe.
     calls: u64,
 }
 
-/// What a hit of our jump costs against one of the guest's own kprobe event at the same place. Our jump is
+/// Compares the cost of a hit of our jump with one of the guest's own kprobe event at the same place. Our jump is
 /// lossless: a vCPU that finds its ring full waits, in the block's time, and no record is left out.
 ///
 /// # Errors
-/// If a probe missed a call: then nothing was compared.
+/// If a probe missed a call: then the comparison is void.
 async fn compare(guest: &mut Guest, blocks: Blocks<'_>) -> Result<Compared, Failure> {
     let calls = blocks.calls;
     let kinds = [Whose::Nobodys, Whose::Ours, Whose::TheGuests];
@@ -283,7 +283,7 @@ async fn compare(guest: &mut Guest, blocks: Blocks<'_>) -> Result<Compared, Fail
     Ok(Compared { ratio, note })
 }
 
-/// What a block came to.
+/// The result of a block.
 struct Measured {
     /// Nanoseconds a call.
     time: f64,
@@ -291,14 +291,14 @@ struct Measured {
     exits: u64,
 }
 
-/// A block with our jump, which asks for this besides.
+/// Measures a block with our jump, whose definition ends with `asked`.
 async fn jump_block(guest: &mut Guest, calls: u64, asked: &str) -> Result<Measured, Failure> {
     guest.probe(&format!("p:full {FUNCTION} {asked}")).await?;
     let before = jump(guest, "full").await?;
     our_block(guest, calls, before).await
 }
 
-/// A block with our breakpoint.
+/// Measures a block with our breakpoint.
 async fn breakpoint_block(guest: &mut Guest) -> Result<Measured, Failure> {
     guest.client.set_optimization(VM, false).await?;
     let before = guest.probe(&format!("p:full {FUNCTION}")).await?;
@@ -321,7 +321,7 @@ async fn our_block(guest: &mut Guest, calls: u64, before: Probe) -> Result<Measu
     })
 }
 
-/// Nanoseconds a call in a block; with a probe of the guest's own if it is told where.
+/// Measures nanoseconds a call in a block; with a probe of the guest's own if `own` has a place.
 async fn block(guest: &mut Guest, calls: u64, own: &str) -> Result<f64, Failure> {
     let work = format!("timed syscall={CALL} count={calls} rounds=1{own}");
     let done = guest.work(&work).await?;
@@ -335,7 +335,7 @@ async fn block(guest: &mut Guest, calls: u64, own: &str) -> Result<f64, Failure>
     Ok(time / calls as f64)
 }
 
-/// How long the stop is in which a batch becomes jumps.
+/// Measures the stop in which a batch becomes jumps.
 pub async fn batches(
     cx: &Context,
     place: &'static str,

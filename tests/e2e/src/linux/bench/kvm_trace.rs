@@ -1,4 +1,4 @@
-//! When a guest's kernel begins and when its PID 1 does, by what KVM's own trace points tell
+//! When a guest's kernel begins and when its PID 1 begins, from KVM's own trace points
 //! (`Documentation/trace/ftrace.rst`, `arch/x86/kvm/trace.h`).
 
 use std::fs::{self, File, OpenOptions};
@@ -12,24 +12,24 @@ use rustix::fs::OFlags;
 
 use crate::test::{Failure, wrong};
 
-/// Where the host's kernel has its tracing.
+/// Where the host's kernel has its instances of tracing.
 const TRACING: &str = "/sys/kernel/tracing/instances";
-/// Exits at addresses where a kernel is linked to begin, before it has its own page tables. Its first instruction is the
-/// first of them: nobody has executed that page before.
+/// Exits at addresses where a kernel is linked to begin, before it has its own page tables. The first of these exits is
+/// at its first instruction: that page has not been executed before.
 const FIRST: (&str, &str) = (
     "kvm_exit",
     "guest_rip >= 0x1000000 && guest_rip < 0x8000000",
 );
 /// What the workload `mark` of the guest's PID 1 writes.
 const MARK: (&str, &str) = ("kvm_pio", "rw == 1 && port == 0x80 && val == 0x5a");
-/// How long nothing is looked for after nothing was there.
+/// Pause before the next look when there was nothing to read.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Tracing of our own, which is gone with this.
+/// A tracing instance of our own, which is removed when this is dropped.
 pub struct KvmTrace {
     folder: PathBuf,
     pipe: File,
-    /// What has been read and is no whole line.
+    /// What has been read behind the last whole line.
     rest: String,
 }
 
@@ -92,7 +92,7 @@ impl KvmTrace {
         }
     }
 
-    /// Forgets what has been traced and not been read.
+    /// Discards what has been traced and not been read.
     ///
     /// # Errors
     /// The trace is none.
@@ -140,7 +140,8 @@ enum Event {
     Mark,
 }
 
-/// When a line's event was, since the host's start, and which one it is: `TASK-PID [CPU] FLAGS SECONDS: EVENT: ...`.
+/// Returns when a line's event was, since the host's start, and which event it is. A line is `TASK-PID [CPU] FLAGS
+/// SECONDS: EVENT: ...`.
 fn parse(line: &str) -> Option<(Duration, Event)> {
     let of = |name, event| Some((line.split_once(&format!(": {name}: "))?.0, event));
     let (before, event) = of(FIRST.0, Event::Exit).or_else(|| of(MARK.0, Event::Mark))?;

@@ -1,5 +1,5 @@
-//! Figures of a Linux guest: exits a hit, and how long the vCPUs stand still for a batch. Counted or
-//! told by the server; what depends on how fast exits are is not measured here.
+//! Figures of a Linux guest: exits a hit, and how long the vCPUs stand still for a batch. They are counted or reported
+//! by the server. What depends on the speed of exits isn't measured here.
 
 mod boot;
 mod jumps;
@@ -62,15 +62,15 @@ const FUNCTIONS: [&str; 10] = [
     "fput",
     "kmem_cache_alloc",
 ];
-/// Bytes of each that are decoded.
+/// Bytes of each function that are decoded.
 const BYTES: usize = 0x180;
 /// The work of the guest while exits are counted.
 const WORK: &str = "files count=20";
 
 /// Probes of a batch, and how often each batch is registered and removed.
 const BATCHES: [(usize, usize); 4] = [(1, 9), (100, 9), (1000, 5), (10_000, 3)];
-/// Candidates are tried in parts of so many, as one that is refused costs a registration of its part
-/// for each halving.
+/// Candidates are tried in parts of this size: each refused candidate costs several registrations of its part, which is
+/// halved until the refused one is alone.
 const PART: usize = 500;
 
 /// Measures all, or one part, and adds it to a file, one line of JSON a figure.
@@ -144,7 +144,7 @@ impl Counts {
     }
 }
 
-/// Exits a hit, by strategy, with and without a post event, and of return probes.
+/// Measures exits a hit, by strategy, with and without a post event, and of return probes.
 async fn exits(
     cx: &Context,
     place: &'static str,
@@ -152,7 +152,7 @@ async fn exits(
 ) -> Result<(), Failure> {
     let mut guest = Guest::new(cx, files::BZIMAGE_6_1, 1).await?;
     guest.client.set_optimization(VM, false).await?;
-    // What the kernel patches when something is used for the first time.
+    // Lets the kernel patch first what it patches at a first use.
     guest.work(WORK).await?;
     let mut places = Vec::new();
     for function in FUNCTIONS {
@@ -190,7 +190,7 @@ async fn exits(
     guest.finish().await
 }
 
-/// What probes counted while the guest worked.
+/// The counts of probes while the guest worked.
 #[derive(Debug)]
 struct Counted {
     by_strategy: BTreeMap<&'static str, Counts>,
@@ -266,7 +266,7 @@ async fn vm_exits(guest: &Guest) -> Result<Exits, Failure> {
         .ok_or_else(|| wrong!("the server doesn't tell the VM's exits"))
 }
 
-/// How long the vCPUs stand still for a batch, and how often.
+/// Measures how long the vCPUs stand still for a batch, and how often.
 async fn batches(
     cx: &Context,
     place: &'static str,
@@ -305,18 +305,19 @@ async fn batches(
     guest.finish().await
 }
 
-/// So many of these places, evenly spread, so that batches of all sizes are alike in all else: what is probed, how much
-/// of it the guest has executed, and how far one place is from the next in memory of which caches hold little.
+/// Returns `count` of these places, evenly spread, so that batches of all sizes are alike in all else: in what is
+/// probed, in how much of it the guest has executed, and in how far one place is from the next in memory of which
+/// caches hold little.
 pub fn spread(places: &[String], count: usize) -> Vec<&str> {
     let step = (places.len() / count).max(1);
     let some = places.iter().step_by(step).take(count);
     some.map(String::as_str).collect()
 }
 
-/// Function entries that can be probed.
+/// Returns function entries that can be probed.
 ///
 /// # Errors
-/// If there are not so many.
+/// If there are too few.
 pub async fn entries(guest: &Guest, wanted: usize) -> Result<Vec<String>, Failure> {
     let text = Text::of(guest).await?;
     let functions = functions::find(guest, &text).await?;
@@ -378,7 +379,7 @@ fn pause_figures(
     figures
 }
 
-/// Stops for one batch: how many vCPUs were interrupted, against one pause by hand.
+/// Measures the stops for one batch: how many vCPUs were interrupted, against one pause by hand.
 async fn stops(guest: &Guest, place: &'static str, places: &[&str]) -> Result<Figure, Failure> {
     const ROUNDS: u64 = 10;
     let count = async || {
@@ -393,7 +394,7 @@ async fn stops(guest: &Guest, place: &'static str, places: &[&str]) -> Result<Fi
         guest.client.unregister_probes(VM, ids, Vec::new()).await?;
     }
     let stops = count().await? - before;
-    // Registering is one batch, removing another.
+    // Registering is one batch, removing is another.
     let batches = 2 * ROUNDS;
     Ok(Figure {
         id: "BN09",

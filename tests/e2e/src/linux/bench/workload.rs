@@ -12,7 +12,8 @@ use crate::linux::guest::{Config, Guest, VM, files, specs};
 use crate::linux::jumps::{is_jump, settle, settle_paused};
 use crate::test::{Failure, check, check_eq, wrong};
 
-/// Functions that are counted to find the hottest: those that system calls, paths, files, pages and processes pass.
+/// Patterns of functions among which the hottest are searched: those that system calls, paths, files, pages and
+/// processes pass.
 const CANDIDATES: [&str; 14] = [
     "__x64_sys_*",
     "do_*",
@@ -103,7 +104,7 @@ enum Kind {
     Jumps,
     /// Each hit is counted.
     CountingJumps,
-    /// As [`Self::Jumps`] records.
+    /// The records of [`Self::Jumps`], made by breakpoints.
     Breakpoints,
 }
 
@@ -117,7 +118,7 @@ impl Kind {
     }
 }
 
-/// What a comparison came to.
+/// The results of a comparison.
 struct Compared {
     ratio: f64,
     note: String,
@@ -158,7 +159,7 @@ async fn compare(guest: &mut Guest, texts: &[&str], kind: Kind) -> Result<Compar
     let removed = guest.client.unregister_probes(VM, ids, Vec::new()).await?;
     let hits: u64 = removed.iter().map(|probe| probe.hits).sum();
     let missed: u64 = removed.iter().map(|probe| probe.missed).sum();
-    // Of one of a repeat's two sums.
+    // Folders of one of a repeat's two sums.
     let folders = 2 * ROUNDS * FOLDERS;
     let [unprobed, probed] = times.map(|mut all| {
         all.sort_by(f64::total_cmp);
@@ -190,7 +191,7 @@ async fn block(guest: &mut Guest) -> Result<f64, Failure> {
     Ok(times.iter().sum())
 }
 
-/// The places that the workload passes most often, each with probes on it that count as jumps.
+/// Finds the places that the workload passes most often, by probes that are jumps and count.
 async fn hottest(guest: &mut Guest) -> Result<Vec<String>, Failure> {
     let texts = CANDIDATES.map(|pattern| format!("p {pattern} count"));
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();

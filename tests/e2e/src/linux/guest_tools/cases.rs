@@ -30,7 +30,7 @@ pub struct Case {
     pub order: Vec<(Side, Step)>,
 }
 
-/// Every order in which the steps of both sides can follow each other: 70.
+/// Returns every order in which the steps of both sides can follow each other: 70.
 pub fn orders() -> Vec<Vec<(Side, Step)>> {
     let all = 2 * STEPS.len();
     let sets = (0_u32..1 << all).filter(|set| set.count_ones() as usize == STEPS.len());
@@ -47,8 +47,8 @@ pub fn orders() -> Vec<Vec<(Side, Step)>> {
 }
 
 impl std::fmt::Display for Case {
-    /// `kprobe Same, Jump, Disable: t+ o+ t0 t1 o0 o1 t- o-`: theirs comes, ours comes, theirs is
-    /// switched off ...
+    /// `kprobe Same, Jump, Disable: t+ o+ t0 t1 o0 o1 t- o-`: the guest's tool comes, our probe
+    /// comes, the tool is switched off ...
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}, {:?}, {:?}:", self.theirs, self.ours, self.change)?;
         for (side, step) in &self.order {

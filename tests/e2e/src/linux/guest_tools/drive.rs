@@ -21,11 +21,11 @@ use crate::test::{Failure, TestResult, check, check_eq, pass_with, wrong};
 const VCPUS: u32 = 4;
 /// Calls on each of them after each step.
 const CALLS: u64 = 5;
-/// Longer than any case takes; a guest that is silent for so long is dead.
+/// Longer than any case takes. A guest without output for so long has crashed or hangs.
 const LIMIT: Duration = Duration::from_secs(180);
-/// So many cases that fail are told before the rest is left.
+/// The number of failed cases that are reported; then the others are left out.
 const TOLD: usize = 10;
-/// Each so manieth case is done; a prime, so that all tools, probes, orders and changes have their turn.
+/// Each `STRIDE`th case is done. It is a prime, so that all tools, probes, orders and changes have their turn.
 const STRIDE: usize = 71;
 /// Bytes of a jump.
 const JUMP_LEN: u64 = 5;
@@ -70,7 +70,7 @@ pub async fn group(cx: &Context, kernel: &'static str, group: Group) -> TestResu
                 let steps = driven.trail.join(", ");
                 note(&format!("case | {case}: {error} (after {steps})"));
                 failures.push(format!("{case}: {error} (after {steps})"));
-                // Another guest: who knows what this one is like now.
+                // Takes another guest, as this one's state is unknown now.
                 if failures.len() == TOLD {
                     break;
                 }
@@ -97,24 +97,24 @@ pub async fn group(cx: &Context, kernel: &'static str, group: Group) -> TestResu
     ))
 }
 
-/// A guest that does what a case's steps ask.
+/// A guest that does the steps of a case.
 struct Driven {
     guest: Guest,
     text: Text,
-    /// What watchpoints are on.
+    /// The address that watchpoints are on.
     data: u64,
-    /// Steps of the case that is under way, with what became of them.
+    /// The steps of the current case so far, with their outcomes.
     trail: Vec<String>,
 }
 
-/// One side while a case is done.
+/// The state of one side during a case.
 #[derive(Debug, Default, Clone, Copy)]
 struct Part {
-    /// It is there.
+    /// True if it is registered.
     there: bool,
-    /// It has to count calls.
+    /// True if it has to count calls.
     counts: bool,
-    /// What it has to have counted.
+    /// The calls that it must have counted.
     counted: u64,
 }
 
@@ -129,7 +129,7 @@ impl Driven {
             data,
             trail: Vec::new(),
         };
-        // What the kernel patches when it is used for the first time.
+        // Lets the kernel patch first what it patches at a first use.
         for tool in theirs::ALL.iter().filter(|it| it.is_in(kernel)) {
             must(&mut driven.guest, &format!("calls {} 1", tool.call())).await?;
         }
@@ -142,7 +142,7 @@ impl Driven {
         refusals: &mut BTreeMap<String, usize>,
     ) -> Result<(), Failure> {
         self.trail.clear();
-        // That of a module is there only while the module is.
+        // A function in a module exists only while the module does.
         let function = match case.theirs.at {
             At::Module(_) => None,
             _ => Some(self.guest.symbol(case.theirs.function()).await?),
@@ -162,8 +162,8 @@ impl Driven {
                     Side::Ours => theirs,
                 };
                 self.trail.push(format!("refused: {why}"));
-                // Only one that comes to where the other is already may be refused, and not one that
-                // the guest's kernel puts at the function's ftrace site.
+                // A tool or probe may be refused only if it comes to a place where the other one already is. It may not
+                // be refused where the guest's kernel puts it at the function's ftrace site.
                 let apart = !matches!(case.theirs.at, At::Same | At::Next | At::Behind);
                 check!(other.there && !apart, "{side:?} {step:?} was refused");
                 check!(!why.contains("never optimized"), "{why}");
@@ -183,7 +183,7 @@ impl Driven {
         quiet(&must(&mut self.guest, "log").await?)
     }
 
-    /// The bytes of a function, if there is one.
+    /// Returns the bytes of a function, if there is one.
     async fn code(&self, function: Option<u64>) -> Result<Vec<u8>, Failure> {
         match function {
             Some(at) => self.guest.memory(at, COMPARED).await,
@@ -191,7 +191,7 @@ impl Driven {
         }
     }
 
-    /// Where the guest's tool is.
+    /// Returns where the guest's tool is.
     async fn place(
         &mut self,
         case: &Case,
@@ -224,7 +224,7 @@ impl Driven {
         Ok(format!("{name}+{:#x}", at - function))
     }
 
-    /// A step of the guest's tool; why it was refused.
+    /// Does a step of the guest's tool. Returns why it was refused, if it was.
     async fn theirs(
         &mut self,
         case: &Case,
@@ -250,7 +250,7 @@ impl Driven {
         if !part.there {
             return Ok(None);
         }
-        // One that comes switched off is switched on first.
+        // A tool that comes switched off is switched on first.
         let off = (step == Step::Off) != case.theirs.comes_off;
         let line = match (step, off) {
             (Step::Goes, _) => "go",
@@ -268,7 +268,7 @@ impl Driven {
         Ok(None)
     }
 
-    /// A step of our probe; why it was refused.
+    /// Does a step of our probe. Returns why it was refused, if it was.
     async fn ours(
         &mut self,
         case: &Case,
@@ -315,7 +315,7 @@ impl Driven {
         Ok(None)
     }
 
-    /// Has the guest call the function; both sides have to have counted what they ought to.
+    /// Has the guest call the function. Fails unless both sides have counted what they must.
     async fn calls(
         &mut self,
         case: &Case,

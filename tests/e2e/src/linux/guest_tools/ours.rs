@@ -12,18 +12,18 @@ pub enum Ours {
     Jump,
     ReturnBreakpoint,
     ReturnJump,
-    /// On what the function writes, once a call.
+    /// On data that the function writes, once a call.
     Watchpoint,
 }
 
 /// What switching it off means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// It is disabled.
+    /// The probe is disabled.
     Disable,
-    /// All are disarmed.
+    /// All probes are disarmed.
     Disarm,
-    /// It may be no jump.
+    /// The probe may not be a jump.
     Breakpoint,
 }
 
@@ -39,7 +39,7 @@ impl Ours {
         Self::Watchpoint,
     ];
 
-    /// What can be changed of it.
+    /// The changes that can be made to it.
     pub fn changes(self) -> &'static [Change] {
         match self {
             Self::Breakpoint | Self::ReturnBreakpoint | Self::Watchpoint => {
@@ -49,7 +49,7 @@ impl Ours {
         }
     }
 
-    /// Whether it can be where the guest's tool is.
+    /// Returns true if it can be at the place of the guest's tool.
     pub fn is_at(self, theirs: &Theirs) -> bool {
         self != Self::Watchpoint || matches!(theirs.at, At::Function | At::Same)
     }
@@ -57,7 +57,7 @@ impl Ours {
     /// Its text form; `data` is the address that a watchpoint is on.
     pub fn text(self, theirs: &Theirs, data: u64) -> String {
         let function = theirs.function();
-        // Nobody else's names count.
+        // Only names of this process count.
         let only = match theirs.at {
             At::Event(_) => " if=tgid==1",
             _ => "",
@@ -109,11 +109,11 @@ pub async fn hits(guest: &Guest) -> Result<u64, Failure> {
     Ok(probe.hits)
 }
 
-/// Takes it away; its hits.
+/// Removes it, and returns its hits.
 pub async fn go(guest: &Guest) -> Result<u64, Failure> {
     let removed = guest.remove(&[NAME]).await?;
     check_eq!(removed[0].missed, 0, "missed hits of ours at its removal");
-    // What else was changed holds for the next one too.
+    // Undoes the other changes, for the next probe.
     guest.client.arm_probes(VM).await?;
     Ok(removed[0].hits)
 }

@@ -12,7 +12,7 @@ pub enum Group {
     Patches,
 }
 
-/// Where a tool is, seen from our probe on the function.
+/// Where a tool is, relative to our probe on the function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
     /// At the function by its name: the guest's kernel uses its ftrace site.
@@ -29,7 +29,7 @@ pub enum At {
     Module(&'static str),
 }
 
-/// When calls go through our probe.
+/// When calls pass our probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meets {
     Always,
@@ -47,9 +47,9 @@ pub struct Theirs {
     pub at: At,
     pub group: Group,
     pub meets: Meets,
-    /// It has seen nothing before it is switched on for the first time.
+    /// True if it counts nothing before it is switched on for the first time.
     pub comes_off: bool,
-    /// It goes on counting while it is switched off, in another way.
+    /// True if it goes on counting, in another way, while it is switched off.
     pub counts_off: bool,
 }
 
@@ -117,13 +117,13 @@ const fn counts_off(name: &'static str, at: At) -> Theirs {
 }
 
 impl Theirs {
-    /// Whether this kernel has it.
+    /// Returns true if this kernel has it.
     pub fn is_in(&self, kernel: &str) -> bool {
         // Events of function probes came with 6.5.
         !self.tool.starts_with("fprobe") || kernel == files::BZIMAGE_6_12
     }
 
-    /// The system call that goes through it.
+    /// Returns the system call that passes it.
     pub fn call(&self) -> &'static str {
         match self.at {
             At::Event(_) => "rename",
@@ -132,8 +132,8 @@ impl Theirs {
         }
     }
 
-    /// The function that our probe is on: called once by each of those system calls, and by nothing
-    /// else that counts.
+    /// Returns the function that our probe is on. Each of those system calls calls it once, and no
+    /// other call of it counts.
     pub fn function(&self) -> &'static str {
         match self.at {
             At::Event(_) => "__set_task_comm",

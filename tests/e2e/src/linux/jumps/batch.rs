@@ -31,7 +31,7 @@ pub const TESTS: &[Test] = &[
 const VCPUS: u32 = 2;
 /// The server's thread that reads the rings of this VM.
 const READER: &str = "guest-rings";
-/// Calls on each vCPU: half as many again as a ring of 4 MiB has room for, at 160 bytes a record.
+/// Calls on each vCPU: one and a half times as many as a ring of 4 MiB has room for, at 160 bytes a record.
 const TOO_MANY: u64 = 40_000;
 
 fn one_stop(cx: &Context) -> TestResult {
@@ -53,7 +53,7 @@ fn one_stop(cx: &Context) -> TestResult {
         // A name that several functions have is refused.
         let single = names.chunk_by(|a, b| a == b).filter(|same| same.len() == 1);
         let names: Vec<String> = single.flatten().cloned().collect();
-        // What is tried out here is none of what is counted below, so it brings no stops of its own later.
+        // The probes of this search don't count below: without jumps they cause no stops later.
         guest.client.set_optimization(VM, false).await?;
         let mut good = crate::linux::whole::accepted(&guest, &names).await?;
         guest.client.set_optimization(VM, true).await?;
@@ -81,7 +81,7 @@ fn one_stop(cx: &Context) -> TestResult {
         check_eq!(after.last_probes, jumps as u64, "probes of the batch");
         let stops = stops - stops_before;
         check_eq!(stops, 2, "stops: one for the registration, one for the jumps");
-        // With some room for kicks that repeat.
+        // Leaves some room for repeated kicks.
         let kicks = kicks - kicks_before;
         check!(
             kicks <= 8 * u64::from(VCPUS),
@@ -132,7 +132,7 @@ fn overflow(cx: &Context) -> TestResult {
         check!(full.missed > 0, "nothing was missed: the rings weren't full");
         check_eq!(full.hits + full.missed, calls, "hits and missed hits");
 
-        // And again, with somebody who reads.
+        // The same with a client that reads events.
         guest.work(&request).await?;
         let last = guest.listed("a").await?;
         check_eq!(last.hits + last.missed, 2 * calls, "hits and missed hits in all");

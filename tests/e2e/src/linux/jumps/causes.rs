@@ -1,4 +1,4 @@
-//! What makes a breakpoint of a jump, and that the jump comes back when that goes away.
+//! What turns a jump into a breakpoint, and that the jump comes back when that is gone.
 
 use vmprobe_client::v1::Probe;
 use vmprobe_client::words;
@@ -31,15 +31,15 @@ const ALL: u64 = CALLS * VCPUS as u64;
 /// Bytes of a jump.
 const JUMP_LEN: u64 = 5;
 
-/// A system call, the function that it calls, and an instruction's address in what a jump at the
-/// function's first instruction overwrites.
+/// A system call, the function that it calls, and the address of an instruction inside the region
+/// of a jump at the function's first instruction.
 struct Subject {
     call: &'static str,
     function: String,
     inside: u64,
 }
 
-/// The first of the system calls that has an instruction there.
+/// Returns the first of the system calls that has such an instruction.
 async fn subject(guest: &Guest) -> Result<Subject, Failure> {
     for call in ["umask", "getpgid", "getuid", "getppid"] {
         let function = format!("__x64_sys_{call}");
@@ -59,7 +59,7 @@ async fn subject(guest: &Guest) -> Result<Subject, Failure> {
     Err(wrong!("no system call begins with a short instruction"))
 }
 
-/// Has the guest make the calls; checks that the probe has counted them all.
+/// Has the guest make the calls, and checks that the probe has counted them all.
 async fn call(guest: &mut Guest, call: &str, name: &str, hits: &mut u64) -> Result<(), Failure> {
     guest
         .work(&format!("threads syscall={call} count={CALLS}"))
@@ -170,7 +170,7 @@ fn switches(cx: &Context) -> TestResult {
             guest.memory(start, 64).await? == text,
             "the text isn't as it was after the removal"
         );
-        // The same detour serves the next probe there.
+        // The next probe there uses the same detour.
         guest.probe(&format!("a={function}")).await?;
         let mut again = 0;
         on(&mut guest, &mut again).await?;

@@ -1,4 +1,4 @@
-//! Every hundredth instruction of the kernel: a jump where it can be one, and a reason where it can't.
+//! Every hundredth instruction of the kernel: a jump if it can be one, and otherwise a reason why not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,13 +39,13 @@ const EVERY: usize = 100;
 const BATCH: usize = 4000;
 /// Size of an instruction at most.
 const LONGEST: usize = 15;
-/// Bytes of a jump: an instruction of so many has nothing in its middle.
+/// Bytes of a jump: an instruction of at least this length is the only one in its region.
 const JUMP_LEN: usize = 5;
-/// A function that nothing but this system call calls, and calls of it on each vCPU at a time.
+/// A function that only this system call calls, and calls of it on each vCPU at a time.
 const CONTROL: &str = "__x64_sys_umask";
 const CALL: &str = "umask";
 const CALLS: u64 = 50;
-/// Standard deviations of the sample that its share may be off.
+/// Standard deviations of the sample by which its share may be off.
 const DEVIATIONS: f64 = 4.0;
 
 fn sweep(cx: &Context, kernel: &'static str, version: &str) -> TestResult {
@@ -53,7 +53,7 @@ fn sweep(cx: &Context, kernel: &'static str, version: &str) -> TestResult {
         let first = (cx.seed % EVERY as u64) as usize;
         let calls = format!("threads syscall={CALL} count={CALLS}");
         let mut guest = Guest::ready(cx, kernel, VCPUS).await?;
-        // Once without probes: what the kernel patches when something is used for the first time.
+        // Once without probes, so that the kernel patches first what it patches at a first use.
         guest.work("sweep count=1").await?;
         guest.work(&calls).await?;
         let mut phases = Phases::default();
@@ -62,7 +62,7 @@ fn sweep(cx: &Context, kernel: &'static str, version: &str) -> TestResult {
             .time("functions", functions::all(&mut guest, &text))
             .await?;
         let (all, mut spots) = instructions::every(&functions, &text, EVERY, first);
-        // Both would be in one region.
+        // Both jumps would be in one region.
         let control = functions.iter().find(|it| it.name == CONTROL);
         let control = control.ok_or_else(|| wrong!("no function {CONTROL}"))?;
         spots.retain(|spot| !(control.start..control.end).contains(&spot.at));
@@ -76,13 +76,13 @@ fn sweep(cx: &Context, kernel: &'static str, version: &str) -> TestResult {
             let offered = phases.time("refusals", offer(&guest, &place)).await?;
             total.offered(&[spot], &offered)?;
         }
-        // Until they are jumps, the guest makes no headway in the lab with probes there.
+        // With breakpoints there the guest makes no headway in the lab until they are jumps.
         let (returns, free): (Vec<_>, Vec<_>) =
             free.into_iter().partition(|spot| spot.is_return_thunk);
         let batches = free.chunks(BATCH).map(|batch| (batch, true));
         let mut called = 0;
         for (batch, works) in batches.chain([(&*returns, false)]) {
-            // In turn they leave all registers behind, and are counted only.
+            // In turn, one records all registers and the next only counts.
             let options = ["", " count"].iter().cycle();
             let texts = batch.iter().zip(options);
             let texts: Vec<String> = texts
@@ -90,7 +90,7 @@ fn sweep(cx: &Context, kernel: &'static str, version: &str) -> TestResult {
                 .collect();
             let offered = phases.time("offers", offer(&guest, &texts)).await?;
             total.offered(batch, &offered)?;
-            // The first become jumps while the guest executes them.
+            // The first batch becomes jumps while the guest executes it.
             let settled = match total.jumps == 0 {
                 true => phases.time("first jumps", settle(&guest, &[])).await?,
                 false => phases.time("jumps", settle_paused(&guest)).await?,
@@ -140,17 +140,17 @@ fn sweep(cx: &Context, kernel: &'static str, version: &str) -> TestResult {
     })
 }
 
-/// What the batches came to.
+/// The results of all batches.
 struct Totals<'a> {
     text: &'a Text,
-    /// The kinds of reasons that there are.
+    /// The documented kinds of reasons.
     known: BTreeSet<&'a str>,
     probed: usize,
     refused: Kinds,
     jumps: usize,
-    /// Why the others are none.
+    /// Why the other probes are no jumps.
     reasons: Reasons,
-    /// What follows is of jumps only.
+    /// The fields from here on are of jumps only.
     hit: usize,
     hits: u64,
     missed: u64,
@@ -175,8 +175,8 @@ impl<'a> Totals<'a> {
         }
     }
 
-    /// Takes over what became of a batch. Fails if an instruction took a probe although something speaks
-    /// against that, or is refused for another reason than that.
+    /// Takes over the outcome of a batch. Fails if an instruction took a probe although it has to be refused, or if it
+    /// is refused for another reason.
     fn offered(&mut self, batch: &[&Spot], offered: &Offered) -> Result<(), Failure> {
         let spots: BTreeMap<String, &Spot> = batch
             .iter()
@@ -212,7 +212,7 @@ impl<'a> Totals<'a> {
         Ok(())
     }
 
-    /// Takes over what probes came to between two lists of them.
+    /// Takes over the states and counts of probes, between two lists of them.
     fn settled(&mut self, settled: &[Probe], after: &[Probe]) -> Result<(), Failure> {
         let settled: BTreeMap<u64, &Probe> =
             settled.iter().map(|probe| (probe.id, probe)).collect();
@@ -266,7 +266,7 @@ impl<'a> Totals<'a> {
         Ok(())
     }
 
-    /// The share of jumps among the probes. Fails if it is another than the documented one.
+    /// Returns the share of jumps among the probes. Fails if it isn't the documented one.
     fn share(&self, version: &str) -> Result<String, Failure> {
         let documented = documented::instructions_that_can_be_jumps(version);
         let documented = documented.ok_or_else(|| wrong!("no documented share for {version}"))?;
@@ -285,7 +285,7 @@ impl<'a> Totals<'a> {
     }
 }
 
-/// The kind of a refusal, from the words that told it.
+/// The kind of a refusal, from its words.
 fn kind(words: &str) -> &str {
     let listed = words
         .strip_prefix('(')

@@ -30,7 +30,7 @@ const VCPUS: u32 = 2;
 /// System calls, and calls of each on each vCPU at a time.
 const SYSTEM_CALLS: [&str; 4] = ["umask", "getpgid", "getuid", "getppid"];
 const CALLS: u64 = 50;
-/// What these call. Nothing else in the guest does but what is the same each time.
+/// The functions that these call. Otherwise the guest calls them only in ways that are the same each time.
 const FUNCTIONS: [&str; 7] = [
     "__x64_sys_umask",
     "__x64_sys_getpgid",
@@ -42,10 +42,10 @@ const FUNCTIONS: [&str; 7] = [
 ];
 /// Bytes of a jump.
 const JUMP_LEN: usize = 5;
-/// More than a jump overwrites.
+/// A distance longer than the region of a jump.
 const APART: u64 = 20;
 
-/// What a region may have in it.
+/// What a region may contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Call,
@@ -67,7 +67,7 @@ fn kinds(cx: &Context, kernel: &'static str) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::ready(cx, kernel, VCPUS).await?;
         let places = places(&guest).await?;
-        // What happens only the first time is over then.
+        // Work of the first call only is over then.
         call(&mut guest).await?;
         let mut jumps: BTreeMap<Kind, usize> = BTreeMap::new();
         let (mut all, mut hit, mut hits) = (0, 0, 0);
@@ -117,7 +117,7 @@ fn kinds(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// The probe as it is in another list.
+/// Returns the probe as it is in another list.
 fn same<'a>(list: &'a [Probe], probe: &Probe) -> Result<&'a Probe, Failure> {
     let found = list.iter().find(|other| other.id == probe.id);
     found.ok_or_else(|| wrong!("probe {} isn't listed", probe.name))
@@ -132,7 +132,8 @@ async fn call(guest: &mut Guest) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Instructions of the functions that can be probed, and what a jump in the place of each overwrites.
+/// Returns the addresses of instructions of the functions that can be probed, and what the region of a jump at each
+/// contains.
 async fn places(guest: &Guest) -> Result<BTreeMap<u64, BTreeSet<Kind>>, Failure> {
     let mut found = BTreeMap::new();
     let (symbols, _) = guest.client.lookup_symbols(VM, "*", 1_000_000).await?;
@@ -185,7 +186,7 @@ fn overwritten(code: &[Instruction]) -> BTreeSet<Kind> {
     kinds
 }
 
-/// Addresses in groups in which none is in what a jump at another overwrites.
+/// Puts addresses into groups in which none is in the region of a jump at another.
 fn groups(places: impl Iterator<Item = u64>) -> Vec<Vec<u64>> {
     let mut groups: Vec<Vec<u64>> = Vec::new();
     for at in places {

@@ -1,4 +1,4 @@
-//! Probes that become jumps: that they do, what a hit costs, and the knobs.
+//! Probes that become jumps: that they do, what a hit costs, and the settings.
 
 pub mod batch;
 pub mod causes;
@@ -52,7 +52,7 @@ pub const TESTS: &[Test] = &[
 /// First byte of a jump with a displacement of 32 bits, and of a breakpoint (Intel SDM vol. 2).
 pub const JUMP: u8 = 0xe9;
 pub const BREAKPOINT: u8 = 0xcc;
-/// Longer than it takes probes to settle, in the lab as well.
+/// Longer than probes take to settle, also in the lab.
 pub const SETTLE: Duration = Duration::from_secs(120);
 /// Calls on each vCPU at a time.
 const CALLS: u64 = 200;
@@ -60,15 +60,15 @@ const CALLS: u64 = 200;
 /// Waits until these probes, or all, are settled.
 ///
 /// # Errors
-/// If one isn't in time.
+/// If one isn't settled in time.
 pub async fn settle(guest: &Guest, names: &[&str]) -> Result<WaitProbesResponse, Failure> {
     let names = names.iter().map(|&name| name.to_owned()).collect();
     let waited = guest.client.wait_probes(VM, Vec::new(), names, SETTLE);
     Ok(waited.await?)
 }
 
-/// The same of all probes while the guest is paused: under thousands of breakpoints it would take the lab's
-/// time from who makes jumps of them.
+/// As [`settle`], for all probes, while the guest is paused. Under thousands of breakpoints the guest would take CPU
+/// time of the lab from the optimizer.
 ///
 /// # Errors
 /// Those of the calls.
@@ -79,7 +79,7 @@ pub async fn settle_paused(guest: &Guest) -> Result<WaitProbesResponse, Failure>
     Ok(settled)
 }
 
-/// Whether a probe is a jump.
+/// Returns true if a probe is a jump.
 pub fn is_jump(probe: &Probe) -> bool {
     let optimization = probe.optimization.as_ref();
     optimization.is_some_and(|told| told.state() == OptimizationState::Optimized)
@@ -102,13 +102,13 @@ pub async fn jump(guest: &Guest, name: &str) -> Result<Probe, Failure> {
     }
 }
 
-/// That a probe that was a jump at `before` has had no exit of a hit since, whatever its state now.
+/// Checks that a probe that was a jump at `before` has had no exit of a hit since, whatever its state is now.
 ///
-/// A vCPU whose hit was under way in the stop that made the jump stands in the jump's room and comes
-/// to a tripwire after it: once at most for each exit that the breakpoint had.
+/// A vCPU whose hit was under way in the stop that made the jump is inside the jump's region, and comes to a tripwire
+/// afterwards: once at most for each exit that the breakpoint had.
 ///
 /// # Errors
-/// If it has had one, or more trips than that.
+/// If the probe has had an exit of a hit, or more trips than that.
 pub fn no_exits(before: &Probe, now: &Probe, what: &str) -> Result<(), Failure> {
     let of_hits = |probe: &Probe| probe.exits - probe.trips;
     check_eq!(of_hits(now), of_hits(before), "exits of hits {what}");
@@ -121,7 +121,7 @@ pub fn no_exits(before: &Probe, now: &Probe, what: &str) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Waits until a probe is settled, and fails if it is a jump then, or without a reason why not.
+/// Waits until a probe is settled. Fails if it is a jump then, or if there is no reason why it isn't.
 ///
 /// # Errors
 /// As said.
@@ -138,7 +138,7 @@ pub async fn no_jump(guest: &Guest, name: &str) -> Result<Probe, Failure> {
     Ok(probe)
 }
 
-/// The first byte of a probe's place in the guest's text.
+/// Returns the byte at a probe's place in the guest's text.
 ///
 /// # Errors
 /// If it can't be read.
@@ -191,7 +191,7 @@ fn no_exit(cx: &Context, kernel: &'static str, vcpus: u32) -> TestResult {
             check_eq!(probe.missed, 0, "missed hits of {name}");
             check_eq!(probe.exits, before.exits, "exits for {name}");
         }
-        // The guest's own int3s count as well while we watch for ours.
+        // The guest's own int3s count as well while ours are watched for.
         let exits = breakpoint_exits(&guest).await? - exits;
         check!(
             exits < expected / 10,
@@ -222,7 +222,7 @@ fn no_exit(cx: &Context, kernel: &'static str, vcpus: u32) -> TestResult {
     })
 }
 
-/// How many lines of the kernel's form of the list have the mark of a jump.
+/// Returns how many lines of the list in the kernel's form have the mark of a jump.
 fn marked(cx: &Context, guest: &Guest) -> Result<usize, Failure> {
     let lines = vmprobe(cx, guest, &["probe", "list", "--kernel"])?;
     let marked = lines.iter().filter(|line| line.ends_with("[OPTIMIZED]"));
@@ -235,7 +235,7 @@ fn list_and_knobs(cx: &Context) -> TestResult {
         let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, VCPUS).await?;
         let start = guest.symbol("_stext").await?;
         let length = (guest.symbol("_etext").await? - start) as usize;
-        // What the kernel patches when something is used for the first time comes before.
+        // The kernel patches first what it patches at a first use.
         let request = format!("threads syscall=umask count={CALLS}");
         guest.work(&request).await?;
         let before = guest.memory(start, length).await?;

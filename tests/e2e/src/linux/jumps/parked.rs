@@ -1,4 +1,4 @@
-//! Whoever is in the middle of what a jump overwrites, or comes there, finds the right instruction.
+//! A task or vCPU that is inside a jump's region, or comes there, finds the right instruction.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -30,17 +30,16 @@ pub const TESTS: &[Test] = &[
 ];
 
 const VCPUS: u32 = 4;
-/// Instructions that repeat themselves for a page. A vCPU that clears memory can be stopped at one.
+/// Repeated string instructions that clear a page. A vCPU that clears memory can be stopped in the middle of one.
 const REPEATING: [&str; 2] = ["clear_page_rep", "clear_page_erms"];
-/// `sti; hlt; jmp`. A vCPU that has nothing to do is behind the `hlt`.
+/// `sti; hlt; jmp`. RIP of an idle vCPU is behind the `hlt`.
 const HALTING: &str = "native_safe_halt";
 /// Bytes of such functions.
 const LENGTH: usize = 16;
-/// So often at least the jump comes and goes.
+/// The least number of times that the jump comes and goes.
 const ROUNDS: u64 = 20;
 
-/// Puts jumps one instruction before those, so that they are in the middle of the regions, while vCPUs are
-/// there.
+/// Puts jumps one instruction before those, so that those are inside the regions, while vCPUs are at them.
 fn parked(cx: &Context) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, VCPUS).await?;
@@ -69,7 +68,7 @@ fn parked(cx: &Context) -> TestResult {
     })
 }
 
-/// A probe at the instruction before the one that `is` it.
+/// Registers a probe at the instruction before the first one that `is` accepts.
 async fn before(
     guest: &Guest,
     function: &str,
@@ -83,11 +82,11 @@ async fn before(
     Ok(format!("p:{function} {:#x} count", before[0].ip()))
 }
 
-/// Has the guest work while these jumps come and go, until they have done so often enough.
+/// Has the guest work while these jumps come and go, until they have done so [`ROUNDS`] times.
 async fn under(guest: &mut Guest, work: &str, texts: &[String]) -> Result<Seen, Failure> {
     let client = guest.client.clone();
     let mut seen = Seen::default();
-    // Where jumps are slow to make, the guest has done its work before.
+    // If jumps are made slowly, the guest finishes its work first, and is given more.
     while seen.rounds < ROUNDS {
         guest.say(&format!("workload={work}")).await?;
         let done = AtomicBool::new(false);
@@ -104,7 +103,7 @@ async fn under(guest: &mut Guest, work: &str, texts: &[String]) -> Result<Seen, 
     Ok(seen)
 }
 
-/// What came of jumps that came and went.
+/// The results of jumps that came and went.
 #[derive(Debug, Default)]
 struct Seen {
     rounds: u64,
@@ -121,8 +120,8 @@ async fn toggle(
 ) -> Result<(), Failure> {
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     while !done.load(Ordering::Relaxed) {
-        // A guest that stands still has no hits of breakpoints before there are jumps: all exits are
-        // arrivals in the middle.
+        // A guest that is paused has no hits of breakpoints before there are jumps: all exits are then arrivals inside
+        // a region.
         let still = seen.rounds.is_multiple_of(2);
         if still {
             client.pause_vm(VM).await?;
@@ -166,12 +165,12 @@ async fn some_hits(client: &Client, ids: &[u64], done: &AtomicBool) -> Result<()
     Ok(())
 }
 
-/// Writes the FPU's registers to the stack of a signal handler. Where that faults, the kernel goes on at
-/// a fix-up two instructions behind, of which no branch tells.
+/// Writes the FPU's registers to the stack of a signal handler. On a fault the kernel goes on at a fix-up two
+/// instructions behind, to which no branch leads.
 const FAULTS: &str = "copy_fpstate_to_sigframe";
-/// Its bytes that are looked at.
+/// Bytes of it that are searched.
 const FAULTS_LEN: usize = 400;
-/// Signals on each vCPU: first few, then more than arrivals a jump puts up with.
+/// Signals on each vCPU: first few, then more than the arrivals that the optimizer accepts of a jump.
 const FEW: u64 = 100;
 const MANY: u64 = 400;
 
@@ -208,7 +207,7 @@ fn led_into(cx: &Context) -> TestResult {
         );
         check!(is_jump(&after), "it is no jump any more: {after:?}");
 
-        // A jump with so many exits isn't worth it.
+        // A jump with so many exits isn't worthwhile, and is taken away.
         work(&mut guest, MANY).await?;
         let gone = timeout(SETTLE, async {
             while is_jump(&guest.listed("a").await?) {}

@@ -1,4 +1,4 @@
-//! What records of jumps tell, and which hits leave one.
+//! What records of jumps contain, and which hits leave one.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +41,7 @@ const CALLED: [&str; 2] = ["umask", "getpgid"];
 const CALLS: u64 = 100;
 const ALL: u64 = CALLS * VCPUS as u64;
 
-/// A guest whose kernel doesn't put its stack somewhere else at each system call.
+/// Boots a guest whose kernel doesn't shift its stack at each system call.
 async fn steady(cx: &Context) -> Result<Guest, Failure> {
     let config = Config {
         vcpus: VCPUS,
@@ -53,7 +53,7 @@ async fn steady(cx: &Context) -> Result<Guest, Failure> {
     Ok(guest)
 }
 
-/// The registers that most of the events have.
+/// Returns the registers that most of the events have.
 fn usual(events: &[&Event]) -> Result<Registers, Failure> {
     let mut counts: BTreeMap<String, (usize, Registers)> = BTreeMap::new();
     for event in events {
@@ -72,7 +72,8 @@ fn usual(events: &[&Event]) -> Result<Registers, Failure> {
     }
 }
 
-/// Checks that the thread went from one vCPU to the next and time went on; the usual registers on each.
+/// Checks that the thread went from one vCPU to the next and that time advanced. Returns the usual registers on each
+/// vCPU.
 fn of_each_vcpu(events: &[Event]) -> Result<Vec<Registers>, Failure> {
     check_eq!(events.len() as u64, ALL, "events");
     for pair in events.windows(2) {
@@ -91,8 +92,8 @@ fn of_each_vcpu(events: &[Event]) -> Result<Vec<Registers>, Failure> {
         .collect()
 }
 
-/// The usual registers on each vCPU at a jump in this place, if those at a breakpoint there are the
-/// same; none where there is no jump.
+/// Returns the usual registers on each vCPU at a jump in this place, and checks that a breakpoint there has the same;
+/// `None` if there is no jump.
 async fn compare(
     guest: &mut Guest,
     stream: &mut EventStream,
@@ -102,7 +103,7 @@ async fn compare(
     let request = format!("pairs syscall={call} count={CALLS}");
     match guest.probe(&format!("a={place}")).await {
         Ok(_) => {}
-        // No probe at all.
+        // The place takes no probe at all.
         Err(Failure::Client(_)) => return Ok(None),
         Err(other) => return Err(other),
     }
@@ -141,7 +142,7 @@ async fn compare(
 fn same_registers(cx: &Context) -> TestResult {
     cx.block_on(async {
         let mut guest = steady(cx).await?;
-        // What happens only the first time is over then.
+        // Work of the first call only is over then.
         for call in CALLED {
             guest.work(&format!("pairs syscall={call} count=1")).await?;
         }
@@ -151,7 +152,7 @@ fn same_registers(cx: &Context) -> TestResult {
             let function = format!("__x64_sys_{call}");
             let entry = guest.probe(&format!("a={function}")).await?.address;
             guest.remove(&["a"]).await?;
-            // One place after the other, so that live flags and registers are among them.
+            // One place after the other, so that some have live flags and registers.
             let straight = code::straight(&guest, &function).await?;
             let places = straight.iter().map(Instruction::ip);
             for place in places.filter(|place| *place >= entry) {
@@ -167,7 +168,7 @@ fn same_registers(cx: &Context) -> TestResult {
             "only {jumps} places take a jump, not {others:?}"
         );
 
-        // The same, of only some registers.
+        // The same with only some registers.
         let all = compare(&mut guest, &mut stream, "__x64_sys_umask", "umask").await?;
         let all = all.ok_or_else(|| wrong!("there is no jump at __x64_sys_umask"))?;
         guest.probe("a=__x64_sys_umask regs=rsi+rdi+rflags").await?;
@@ -219,8 +220,8 @@ fn one_order(cx: &Context) -> TestResult {
     })
 }
 
-/// Conditions on `vfs_read(file, buffer, 64, ...)` of the guest's first process, which nothing else in
-/// the guest calls with 64, and whether they hold.
+/// Conditions on `vfs_read(file, buffer, 64, ...)` of the guest's first process, and whether they hold. No other
+/// process in the guest calls it with 64.
 const CONDITIONS: [(&str, bool); 16] = [
     ("if=rdx==64", true),
     ("if=edx==64&&tgid==1", true),
@@ -278,7 +279,7 @@ fn conditions(cx: &Context) -> TestResult {
             }
         }
         guest.client.set_optimization(VM, false).await?;
-        // A breakpoint judges as a jump does.
+        // A breakpoint judges the condition as a jump does.
         for (condition, holds) in CONDITIONS {
             guest
                 .probe(&format!("a=vfs_read {condition} count"))
@@ -298,7 +299,7 @@ fn conditions(cx: &Context) -> TestResult {
     })
 }
 
-/// Threads have the number of their process, and numbers of their own.
+/// Checks that threads have the number of their process, and numbers of their own.
 async fn threads(cx: &Context) -> Result<(), Failure> {
     let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, VCPUS).await?;
     for (condition, expected) in [

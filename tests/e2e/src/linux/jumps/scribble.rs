@@ -1,4 +1,4 @@
-//! A guest that writes over what its jumps record.
+//! A guest that overwrites the records and the code of its jumps.
 
 use std::time::Instant;
 
@@ -26,13 +26,13 @@ pub const TESTS: &[Test] = &[
 ];
 
 const VCPUS: u32 = 2;
-/// Where rings and counters are in guest physical memory: behind the GiB of code that follows what the
-/// guest has below 4 GiB. And how much of it the guest writes over.
+/// Where rings and counters are in guest physical memory: behind the GiB of code, which follows the guest's own memory
+/// below 4 GiB. And the length of the part that the guest overwrites.
 const DATA: u64 = 6 << 30;
 const DATA_LEN: u64 = 48 << 20;
 const ROUNDS: u64 = 12;
 const CALLS: u64 = 100;
-/// Probes that suffer: name, system call, options.
+/// Probes whose memory is overwritten: name, system call, options.
 const VICTIMS: [(&str, &str, &str); 3] = [
     ("full", "umask", ""),
     ("count", "getuid", " count"),
@@ -51,7 +51,7 @@ fn scribble(cx: &Context) -> TestResult {
         let mut remarks = Vec::new();
         for (turn, (name, call, _)) in (1..).zip(VICTIMS) {
             let seed = random.bits();
-            // So that there is something to write over: words that are zero stay so.
+            // These calls leave something to overwrite: the guest leaves words that are zero alone.
             guest
                 .work(&format!("threads syscall={call} count={CALLS}"))
                 .await?;
@@ -65,7 +65,7 @@ fn scribble(cx: &Context) -> TestResult {
             let done = guest.console.report("done").await?;
             let calls = done["calls"].as_u64().unwrap_or_default();
             check!(calls > 0, "no calls: {done}");
-            // Nobody else has lost anything.
+            // No other probe has lost anything.
             guest
                 .work(&format!("threads syscall=getppid count={CALLS}"))
                 .await?;
@@ -90,7 +90,7 @@ fn scribble(cx: &Context) -> TestResult {
         }
         let damage = guest.client.get_vm(VM).await?.ring_damage;
         check!(damage > 0, "the damage wasn't noticed");
-        // Nobody writes over the rings any more, so from the next probes on they serve again.
+        // The guest no longer writes to the rings, so they work again from the next probes on.
         guest.remove(&VICTIMS.map(|(name, ..)| name)).await?;
         register(&guest).await?;
         for (name, call, _) in VICTIMS {
@@ -113,7 +113,7 @@ fn scribble(cx: &Context) -> TestResult {
     })
 }
 
-/// Registers the victims, which become jumps.
+/// Registers the victims, and waits until they are jumps.
 async fn register(guest: &Guest) -> Result<(), Failure> {
     for (name, call, options) in VICTIMS {
         guest
@@ -124,32 +124,32 @@ async fn register(guest: &Guest) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where code of ours is in guest physical memory: the GiB before the data. Detours begin in its middle.
+/// Where our code is in guest physical memory: the GiB before the data. Detours begin in its middle.
 const CODE: u64 = DATA - (1 << 30);
 const DETOURS: u64 = CODE + (512 << 20);
 /// The table of followed calls, behind 16 MiB of counters: 16 MiB.
 const CALL_TABLE: u64 = DATA + (16 << 20);
 const CALL_TABLE_LEN: u64 = 16 << 20;
-/// How often our code is written over.
+/// How often our code is overwritten.
 const TURNS: usize = 3;
-/// How often the server is asked while what the guest has of ours isn't worth anything.
+/// How often the server is asked while our memory in the guest is damaged.
 const QUESTIONS: u64 = 40;
-/// Ticks of the clock that processes' work is counted by, in a second (`proc(5)`, `USER_HZ`); and how
-/// many times more work the answers may be when everything is damaged.
+/// Ticks a second of the clock in which processes' CPU time is counted (`proc(5)`, `USER_HZ`); and how many times more
+/// CPU time the answers may take when everything is damaged.
 const CLOCK_TICKS: u64 = 100;
 const TIMES: u64 = 10;
-/// The part of the time that the server's threads may work besides: so much the optimizer takes when what
-/// it looks at is worth nothing.
+/// One tenth of the time may be spent by the server's threads besides: the optimizer takes that much while its data are
+/// damaged.
 const SHARE: u64 = 10;
-/// Bytes of code that are written over, and of a jump and a detour.
+/// Bytes of code that are overwritten, and lengths of a jump and of a detour.
 const CODE_BYTES: u64 = 32 << 10;
 const JUMP_LEN: usize = 5;
 const DETOUR: usize = 256;
-/// What the server may need besides the guest's memory and what it writes to of ours, in KiB.
+/// The memory, in KiB, that the server may need besides the guest's and besides the pages that the guest overwrites.
 const MORE_MEMORY: u64 = 64 << 10;
 
-/// The guest writes over our code, which takes nothing in; then over the table of its own calls, of which
-/// it may die: the server goes on answering, with no more memory and no more work than before.
+/// The guest writes to our code, which isn't writable for it. Then it overwrites the table of its own calls, and may
+/// crash from that. The server goes on answering, with no more memory and no more work than before.
 fn overwrite(cx: &Context) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, VCPUS).await?;
@@ -200,7 +200,7 @@ fn overwrite(cx: &Context) -> TestResult {
             .await?;
         guest.console.report("begins").await?;
         let cost = server.check(&guest).await?;
-        // However it ended, or if it is to be ended.
+        // However the guest has ended. If it still runs, it is killed.
         let _ended = guest.client.kill_vm(VM).await;
         let ending = guest.client.wait_vm(VM).await?;
         guest.client.delete_vm(VM).await?;
@@ -214,18 +214,17 @@ fn overwrite(cx: &Context) -> TestResult {
     })
 }
 
-/// What the server may take while the guest writes over what it has of ours.
+/// The limits of the server while the guest overwrites our memory.
 struct Bounds {
     probes: usize,
-    /// KiB that it may have resident.
+    /// KiB that may be resident.
     memory: u64,
-    /// Ticks that its own threads worked for all answers while nothing was damaged.
+    /// Ticks of CPU time of its own threads for all answers while nothing was damaged.
     calm: u64,
 }
 
 impl Bounds {
-    /// Takes the measure of a server whose guest writes over `written` bytes later, which it hasn't used
-    /// so far.
+    /// Measures a server whose guest will overwrite `written` bytes that have not been used so far.
     async fn measure(guest: &Guest, written: u64) -> Result<Self, Failure> {
         let probes = guest.client.list_probes(VM).await?.len();
         let started = guest.process()?.work()?;
@@ -237,7 +236,7 @@ impl Bounds {
         })
     }
 
-    /// Asks the server, which has to answer, with no more memory and no more work than before.
+    /// Asks the server. It must answer within the limits.
     async fn check(&self, guest: &Guest) -> Result<String, Failure> {
         let (begun, started) = (Instant::now(), guest.process()?.work()?);
         ask(guest, self.probes).await?;
@@ -262,7 +261,7 @@ impl Bounds {
     }
 }
 
-/// Asks the server, which has to answer.
+/// Asks the server. It must answer.
 async fn ask(guest: &Guest, probes: usize) -> Result<(), Failure> {
     for _ in 0..QUESTIONS {
         let answers = async {

@@ -32,11 +32,11 @@ const CALLS: u64 = 400;
 /// Bytes of a jump.
 const JUMP_LEN: usize = 5;
 const FUNCTION: &str = "__x64_sys_umask";
-/// So often at least has each jump to be made anew.
+/// The least number of times that each jump has to be made again.
 const AGAIN: u64 = 5;
 
-/// What comes and goes, with `@` for the jump that stays: what makes a breakpoint of the jump at the same
-/// place, others of the same function, functions that all vCPUs run all the time.
+/// What comes and goes, with `@` for the place of the jump that stays: probes that turn the jump at the same place into
+/// a breakpoint, others in the same function, and functions that all vCPUs run all the time.
 const VISITORS: &[&[&str]] = &[
     &["v0=@ nojump"],
     &["p:v1 @ post", "r:v2 __x64_sys_umask"],
@@ -75,11 +75,11 @@ fn churn(cx: &Context, kernel: &'static str) -> TestResult {
         visitors.push(subject.others);
         let before = batches(&guest.client).await?;
 
-        // Records are read while the guest runs. Where several vCPUs share a slow CPU with who reads them, some find
+        // Records are read while the guest runs. If several vCPUs share a slow CPU with the reader, some records find
         // no room, and are missed.
         let starved = cx.place == Place::LabIntel;
         let (mut changes, mut expected, mut made_anew) = (0, 0, 0);
-        // Where jumps are slow to make, the guest has done its part before they were made often enough.
+        // If jumps are made slowly, the guest finishes its calls before they were made often enough.
         while made_anew < AGAIN {
             changes += one_part(&mut guest, &visitors).await?;
             expected += u64::from(VCPUS) * CALLS * ROUNDS;
@@ -108,7 +108,7 @@ fn churn(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// Has the guest make all calls of the rounds while visitors come and go; how often these did.
+/// Has the guest make all calls of the rounds while visitors come and go. Returns how often these did.
 async fn one_part(guest: &mut Guest, visitors: &[Vec<String>]) -> Result<u64, Failure> {
     guest
         .say(&format!(
@@ -189,8 +189,8 @@ async fn possible(guest: &Guest, stays: &str) -> Result<Vec<Vec<String>>, Failur
     Ok(visitors)
 }
 
-/// Lets each batch in turn come and go until the guest is done: now at once, now when all probes are
-/// settled. How often.
+/// Lets each batch in turn come and go until the guest is done: sometimes at once, sometimes when all probes are
+/// settled. Returns how often.
 async fn come_and_go(
     client: &Client,
     visitors: &[Vec<String>],
@@ -198,7 +198,7 @@ async fn come_and_go(
 ) -> Result<u64, Failure> {
     let mut changes = 0;
     while !done.load(Ordering::Relaxed) {
-        // Other batches meet other waits each time.
+        // In each turn, a batch meets another wait.
         for (wait, batch) in visitors.iter().enumerate() {
             let wait = wait as u64 + changes / visitors.len() as u64;
             if done.load(Ordering::Relaxed) {
@@ -226,7 +226,7 @@ async fn settled(client: &Client) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How many batches of jumps there have been.
+/// Returns how many batches of jumps there have been.
 async fn batches(client: &Client) -> Result<u64, Failure> {
     let optimizer = client.get_vm(VM).await?.optimizer;
     Ok(optimizer.map_or(0, |optimizer| optimizer.batches))

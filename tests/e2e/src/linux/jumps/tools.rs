@@ -45,7 +45,7 @@ const CALLS: u64 = 100;
 /// Bytes of a jump.
 const JUMP_LEN: u64 = 5;
 
-/// Our jump has counted so many calls since `before`, without exits.
+/// Checks that our jump has counted `calls` calls since `before`, without exits.
 async fn counted(guest: &Guest, before: (u64, u64), calls: u64) -> Result<(u64, u64), Failure> {
     let probe = jump(guest, "ours").await?;
     check_eq!(
@@ -76,8 +76,8 @@ fn kprobes(cx: &Context, kernel: &'static str) -> TestResult {
             check_eq!(event["missed"], 0, "misses of the guest's {name}");
         }
         before = counted(&guest, before, CALLS).await?;
-        // At each instruction behind the jump's. One that the jump has overwritten is none any more for
-        // the kernel, which refuses it; the others are as ever.
+        // At each instruction behind the jump's. For the kernel, the instructions that the jump has overwritten don't
+        // exist any more, and it refuses them; the others are as before.
         let behind = code.iter().map(iced_x86::Instruction::ip);
         let behind: Vec<u64> = behind.filter(|ip| *ip > entry.address).collect();
         let end = entry.address + JUMP_LEN;
@@ -120,7 +120,7 @@ enum Goes {
     AfterTheirs,
 }
 
-/// The guest's kprobe is on the very instruction that is our jump, and takes that for the kernel's.
+/// The guest's kprobe is on the instruction that is our jump, and the kernel takes our jump for its own code.
 fn same_place(cx: &Context) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 2).await?;
@@ -128,7 +128,7 @@ fn same_place(cx: &Context) -> TestResult {
         guest.work(&request).await?;
         let text = Text::of(&guest).await?;
         let start = guest.symbol(FUNCTION).await?;
-        // One with several instructions under the jump, one with one.
+        // A jump with several instructions under it, and one with a single instruction.
         let code = straight(&guest, FUNCTION).await?;
         let mut places = vec![FUNCTION.to_owned()];
         let entry = guest.probe(&format!("look={FUNCTION}")).await?.address;
@@ -193,7 +193,7 @@ async fn round(guest: &mut Guest, text: &Text, place: &str, goes: Goes) -> Resul
         );
         guest.remove(&["ours"]).await?;
     }
-    // All are gone now: the function does what it ever did, and can be probed anew.
+    // All are gone now: the function works as before, and can be probed again.
     guest
         .work(&format!("threads syscall=umask count={CALLS}"))
         .await?;
@@ -243,9 +243,8 @@ fn static_keys(cx: &Context) -> TestResult {
         let request = "statickeys syscall=umask count=20 rounds=2";
         guest.work(request).await?;
         let text = Text::of(&guest).await?;
-        // Functions whose jump labels are switched, at each instruction that can be probed and has
-        // nothing of another's region: where there is a label in what a jump would overwrite it has to
-        // stay a breakpoint.
+        // Functions whose jump labels are switched, at each instruction that can be probed and isn't in another probe's
+        // region. If the region of a jump would contain a label, the probe has to stay a breakpoint.
         let mut places = Vec::new();
         for name in [
             "__schedule",

@@ -35,16 +35,16 @@ const VCPUS: u32 = 4;
 const BATCH: usize = 4000;
 /// Size of an instruction at most.
 const LONGEST: usize = 15;
-/// Bytes of a jump: an instruction of so many has nothing in its middle.
+/// Bytes of a jump: an instruction of at least this length is the only one in its region.
 const JUMP_LEN: usize = 5;
-/// Of a hundred functions that can be probed, so many have to be jumps.
+/// The least jumps among a hundred functions that can be probed.
 const MOST: usize = 99;
 
 /// Probes every function.
 fn sweep(cx: &Context, kernel: &'static str) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::ready(cx, kernel, VCPUS).await?;
-        // Once without probes: what the kernel patches when something is used for the first time.
+        // Once without probes, so that the kernel patches first what it patches at a first use.
         guest.work("sweep count=1").await?;
         let mut phases = Phases::default();
         let text = phases.time("text", Text::of(&guest)).await?;
@@ -52,12 +52,13 @@ fn sweep(cx: &Context, kernel: &'static str) -> TestResult {
             .time("functions", functions::all(&mut guest, &text))
             .await?;
         let mut account = Account::new(&functions, &text);
-        // What the list has is refused: the sweep of breakpoints asks for each of it.
+        // Functions in the blacklist are left out: the sweep of breakpoints checks that each is
+        // refused.
         let (listed, free): (Vec<&Function>, Vec<_>) = functions
             .iter()
             .partition(|function| function.listed(&text).next().is_some());
         listed.iter().for_each(|it| account.list(it));
-        // Until they are jumps, the guest makes no headway in the lab with probes there.
+        // With breakpoints there the guest makes no headway in the lab until they are jumps.
         let (returns, free): (Vec<_>, Vec<_>) = free
             .into_iter()
             .partition(|function| function.is_return_thunk());
@@ -68,7 +69,7 @@ fn sweep(cx: &Context, kernel: &'static str) -> TestResult {
             let places: Vec<String> = batch.iter().map(|it| it.place.clone()).collect();
             let offered = phases.time("offers", offer(&guest, &places)).await?;
             account.add(&offered)?;
-            // The first become jumps while the guest executes them.
+            // The first batch becomes jumps while the guest executes it.
             let settled = match total.registered == 0 {
                 true => phases.time("first jumps", settle(&guest, &[])).await?,
                 false => phases.time("jumps", settle_paused(&guest)).await?,
@@ -119,22 +120,22 @@ fn sweep(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// What the batches came to.
+/// The results of all batches.
 #[derive(Debug, Default)]
 struct Totals {
     registered: usize,
     jumps: usize,
-    /// What follows is of jumps only.
+    /// The fields from here on are of jumps only.
     hit: usize,
     hits: u64,
     missed: u64,
     trips: u64,
-    /// Why the others are none.
+    /// Why the other probes are no jumps.
     reasons: Reasons,
 }
 
 impl Totals {
-    /// Takes over what probes came to between two lists of them.
+    /// Takes over the states and counts of probes, between two lists of them.
     fn add(&mut self, settled: &[Probe], after: &[Probe], text: &Text) -> Result<(), Failure> {
         let still: BTreeSet<u64> = after
             .iter()

@@ -15,7 +15,7 @@ pub const TESTS: &[Test] = &[Test {
     run: kernel_form,
 }];
 
-/// Runs `vmprobe`; what it says, line by line.
+/// Runs `vmprobe`, and returns its output, line by line.
 pub fn vmprobe(cx: &Context, guest: &Guest, arguments: &[&str]) -> Result<Vec<String>, Failure> {
     let output = Command::new(cx.program("vmprobe"))
         .args(arguments)
@@ -64,7 +64,7 @@ fn kernel_form(cx: &Context) -> TestResult {
         guest.say("workload=module count=1 hold=yes").await?;
         guest.console.report("loaded").await?;
         let lines = vmprobe(cx, &guest, &["probe", "list", "--kernel"])?;
-        // As `report_probe` in kernel/kprobes.c writes them; in any order.
+        // As `report_probe` in kernel/kprobes.c writes them, in any order.
         let mut expected = Vec::new();
         for (name, letter, module, state) in [
             ("gone", 'k', "", "[GONE]"),

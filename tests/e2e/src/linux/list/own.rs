@@ -1,4 +1,4 @@
-//! The list of probes in the kernel's own form, against what the guest's kernel lists of kprobes of its own
+//! The list of probes in the kernel's own form, compared with the list that the guest's kernel has of its own kprobes
 //! at the same places.
 
 use std::time::Instant;
@@ -35,17 +35,17 @@ pub const TESTS: &[Test] = &[
 const DRAWN: usize = 100;
 /// Places of each list.
 const PLACES: usize = 32;
-/// Functions that end in another one, as 6.1 makes jumps of kprobes only in these where mitigations have made
-/// jumps of returns (`can_optimize` in `arch/x86/kernel/kprobes/opt.c`).
+/// Functions that end with a jump to another one. Where mitigations have made returns jumps, 6.1 makes jumps of kprobes
+/// only in such functions (`can_optimize` in `arch/x86/kernel/kprobes/opt.c`).
 const WITHOUT_RETURN: [&str; 3] = ["__d_free_external", "__dev_remove_pack", "__do_SAK"];
-/// Places that are jumps in both lists of 6.12, at least.
+/// The least places that are jumps in both lists of 6.12.
 const JUMPS: usize = 10;
 /// Length of an ftrace site.
 const SITE: u64 = 5;
 /// Functions of the module that the guest loads.
 const IN_MODULE: [&str; 3] = ["tun:tun_chr_open", "tun:tun_chr_close", "tun:tun_chr_ioctl"];
 
-/// `least`: places that are jumps in both lists, at least.
+/// `least`: the least places that are jumps in both lists.
 fn same_list(cx: &Context, kernel: &'static str, least: usize) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::breakpoints(cx, kernel, 1).await?;
@@ -70,8 +70,8 @@ fn same_list(cx: &Context, kernel: &'static str, least: usize) -> TestResult {
     })
 }
 
-/// Functions with names of their own that take a probe behind their ftrace sites, and that an idle guest
-/// doesn't call: under kprobes on what its ticks call all the time it makes no headway in the lab.
+/// Returns functions with unique names that take a probe behind their ftrace sites, and that an idle guest doesn't
+/// call: with kprobes on functions that its ticks call all the time it makes no headway in the lab.
 async fn probeable(guest: &mut Guest, drawn: &[Function]) -> Result<Vec<String>, Failure> {
     let alone = drawn.iter().filter(|function| {
         function.is_alone && function.standing == Standing::Open && !function.name.contains('.')
@@ -91,7 +91,7 @@ async fn probeable(guest: &mut Guest, drawn: &[Function]) -> Result<Vec<String>,
     Ok(names)
 }
 
-/// A function and its first instruction that can be probed, by its offset.
+/// Returns functions and their first instructions that can be probed, by offset.
 async fn behind_sites(
     guest: &Guest,
     names: &[impl AsRef<str>],
@@ -108,7 +108,7 @@ async fn behind_sites(
     Ok(places)
 }
 
-/// Kinds of probes in turn; what the guest is asked for, and what we are.
+/// Kinds of probes in turn: what the guest is asked for, and what vmprobe is asked for.
 fn kinds(index: usize, name: &str, place: &str) -> (String, String) {
     match index % 4 {
         0 => (place.to_owned(), place.to_owned()),
@@ -118,7 +118,7 @@ fn kinds(index: usize, name: &str, place: &str) -> (String, String) {
     }
 }
 
-/// Breakpoints, disabled ones, return probes, and probes by a function's name; how many.
+/// Compares breakpoints, disabled ones, return probes, and probes by a function's name. Returns how many.
 async fn breakpoints(
     cx: &Context,
     guest: &mut Guest,
@@ -144,7 +144,7 @@ async fn breakpoints(
     Ok(ours.len())
 }
 
-/// Jumps, where both can make them; how many are, and how many are of one of both.
+/// Compares jumps where both can make them. Returns how many are jumps in both lists, and how many in only one.
 async fn jumps(
     cx: &Context,
     guest: &mut Guest,
@@ -171,7 +171,7 @@ async fn jumps(
             check_eq!(ours, theirs, "our line and the guest's own");
             both += usize::from(marks.0);
         } else {
-            // What can be a jump is another question to each.
+            // The two may decide differently about what can be a jump.
             let bare = |line: &str| line.trim_end_matches(MARK).to_owned();
             check_eq!(bare(ours), bare(theirs), "our line and the guest's own");
             one += 1;
@@ -180,9 +180,9 @@ async fn jumps(
     Ok((both, one))
 }
 
-/// Probes in a module, both disabled so that they can be at one place, before and after it is unloaded.
+/// Compares probes in a module before and after it is unloaded. Both are disabled so that they can be at one place.
 async fn module(cx: &Context, guest: &mut Guest) -> Result<usize, Failure> {
-    // Once, to see where the instructions are.
+    // The module is loaded once first, to find its instructions.
     guest.say("workload=module count=0 hold=yes").await?;
     guest.console.report("loaded").await?;
     let places = behind_sites(guest, &IN_MODULE).await?;
@@ -213,7 +213,7 @@ async fn module(cx: &Context, guest: &mut Guest) -> Result<usize, Failure> {
     Ok(places.len())
 }
 
-/// The guest's list, as it reports it.
+/// The guest's list, from its report.
 fn lines(report: &Value) -> Result<Vec<String>, Failure> {
     let list = report["list"].as_array();
     let lines = list.map(|list| list.iter().filter_map(Value::as_str).map(str::to_owned));
@@ -222,14 +222,14 @@ fn lines(report: &Value) -> Result<Vec<String>, Failure> {
         .ok_or_else(|| wrong!("no list in {report}"))
 }
 
-/// The kernel keeps its lists by a hash of the address.
+/// The kernel's lists are ordered by a hash of the address.
 fn sorted(mut lines: Vec<String>) -> Vec<String> {
     lines.sort_unstable();
     lines
 }
 
-/// A line of the guest's as it would be for the instruction behind the ftrace site, where the kernel has its
-/// kprobe on the site itself, as no probe of ours is.
+/// Returns a line of the guest's as it would be for the instruction behind the ftrace site. The kernel has its kprobe
+/// on the site itself, where our probes never are.
 fn behind_site(line: &str) -> Result<String, Failure> {
     let Some(line) = line.strip_suffix("[FTRACE]") else {
         return Ok(line.to_owned());
@@ -245,7 +245,7 @@ fn behind_site(line: &str) -> Result<String, Failure> {
     moved().ok_or_else(|| wrong!("an odd line of the guest's list: {line:?}"))
 }
 
-/// Registers probes as soon as the guest's worker has taken its kprobes there out of its table.
+/// Registers probes as soon as the guest's worker has removed its kprobes there from the kernel's table.
 async fn register(guest: &Guest, texts: &[String]) -> Result<(), Failure> {
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let begun = Instant::now();

@@ -97,7 +97,7 @@ impl Way {
         }
     }
 
-    /// Waits until these probes are what they are to be.
+    /// Waits until these probes are settled in this way.
     pub(super) async fn settle(self, guest: &Guest, names: &[&str]) -> Result<(), Failure> {
         if self == Self::Jumps {
             for name in names {
@@ -108,7 +108,7 @@ impl Way {
     }
 }
 
-/// An event with what a return's has.
+/// A return's event and its details.
 struct Returned {
     event: Event,
     detail: Return,
@@ -146,7 +146,7 @@ async fn rest(stream: &mut vmprobe_client::EventStream) -> Result<Vec<Returned>,
 
 fn values(cx: &Context, way: Way) -> TestResult {
     const CALLS: u64 = 100;
-    /// What the call leaves for the next to return.
+    /// The mask that each call leaves, and the next one returns.
     const UMASK: u64 = 0o022;
     cx.block_on(async {
         let mut guest = way.ready(cx, files::BZIMAGE_6_1, 2).await?;
@@ -194,7 +194,7 @@ fn values(cx: &Context, way: Way) -> TestResult {
 
 fn nesting(cx: &Context, way: Way) -> TestResult {
     const POLLS: u64 = 10;
-    /// Some compilers give it an ending.
+    /// A pattern, as some compilers add an ending to the name.
     const RECURSIVE: &str = "__ep_eventpoll_poll*";
     cx.block_on(async {
         let mut guest = way.ready(cx, files::BZIMAGE_6_1, 1).await?;
@@ -256,7 +256,8 @@ fn maxactive(cx: &Context, way: Way) -> TestResult {
     const MOST: u64 = 3;
     cx.block_on(async {
         let mut guest = way.ready(cx, files::BZIMAGE_6_1, 2).await?;
-        // Calls of one function within another, as jumps of one function have one limit.
+        // The return probes are on two functions of which one calls the other, as jumps of one function share one
+        // limit.
         guest
             .probes(&[
                 &format!("r{MOST}:few pipe_read"),
@@ -277,7 +278,7 @@ fn maxactive(cx: &Context, way: Way) -> TestResult {
                 "{name} in flight"
             );
         }
-        // These are what the guest's live patching would wait for.
+        // These are the calls that the guest's live patching would wait for.
         let id = guest.listed("few").await?.id;
         let calls = guest.client.calls(VM).await?;
         let few: Vec<_> = calls
@@ -302,7 +303,7 @@ fn maxactive(cx: &Context, way: Way) -> TestResult {
             many.hits >= READERS && many.missed == 0,
             "calls around them: {many:?}"
         );
-        // What returned is free for other calls.
+        // Calls that have returned leave room for other calls.
         guest.work("pipes count=10").await?;
         let few = guest.listed("few").await?;
         check!(few.hits > MOST, "no call is followed any more: {few:?}");
@@ -339,7 +340,7 @@ fn in_flight(cx: &Context, way: Way) -> TestResult {
                         .await?;
                 }
             }
-            // The arena is used by others before the calls return.
+            // Other probes use the arena before the calls return.
             guest
                 .probes(&["ksys_read", "ksys_write", "r64:w vfs_write"])
                 .await?;
@@ -367,8 +368,8 @@ fn in_flight(cx: &Context, way: Way) -> TestResult {
     })
 }
 
-/// Has tasks end inside `do_exit` until such a call is followed again: the engine has seen that others have
-/// ended.
+/// Has tasks end inside `do_exit` until such a call is followed again: then the engine has noticed that other tasks
+/// have ended.
 async fn until_followed(guest: &mut Guest) -> Result<(), Failure> {
     let mut missed = guest.listed("exit").await?.missed;
     loop {
@@ -391,8 +392,8 @@ fn never(cx: &Context, way: Way) -> TestResult {
             .probes(&[&exit, "calls=do_exit", "r64:read vfs_read"])
             .await?;
         way.settle(&guest, &["exit", "calls", "read"]).await?;
-        // As many as are followed at a time end inside; then there is room for others, also when the probe has
-        // gone and come back.
+        // As many calls as are followed at a time end inside. Then there is room for others, also when the probe has
+        // been removed and registered again.
         for _ in 0..3 {
             guest.work(&format!("forks count={MOST}")).await?;
             let told = guest.listed("exit").await?;
@@ -406,7 +407,7 @@ fn never(cx: &Context, way: Way) -> TestResult {
         }
         let before = guest.listed("calls").await?.hits;
         guest.work(&format!("forks count={FORKS}")).await?;
-        // Each of them ended inside, or was beyond the limit; a task takes a moment to be dead.
+        // Each of these calls ended inside, or was beyond the limit. A task takes a moment to end.
         let end = Instant::now() + SETTLE;
         let calls = loop {
             let (exit, calls) = (guest.listed("exit").await?, guest.listed("calls").await?);

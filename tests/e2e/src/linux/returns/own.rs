@@ -23,9 +23,9 @@ pub const TESTS: &[Test] = &[
 ];
 
 const READERS: u64 = 8;
-/// No function of the kernel that calls the probed ones is longer.
+/// Longer than any function of the kernel that calls the probed ones.
 const LONGEST: u64 = 0x1000;
-/// Functions by the hundred.
+/// A pattern of many functions.
 const MANY: &str = "vfs_*";
 
 fn values(cx: &Context, kernel: &'static str) -> TestResult {
@@ -38,7 +38,8 @@ fn values(cx: &Context, kernel: &'static str) -> TestResult {
         check_eq!(probes[0].address, probes[1].address, "the listed address");
         let mut stream = guest.client.events(VM, Vec::new()).await?;
 
-        // The calls are under way: their return addresses are the guest's, and nobody waits for them.
+        // The calls are under way. Their return addresses are the guest's own, so the guest's live patching wouldn't
+        // wait for them.
         let readers = format!("workload=readers count={READERS}");
         guest.say(&readers).await?;
         guest.console.report("blocked").await?;
@@ -88,7 +89,8 @@ fn values(cx: &Context, kernel: &'static str) -> TestResult {
             check_eq!(one.event.registers, other.event.registers, "registers");
             check_eq!(one.detail.entry, other.detail.entry, "registers at entry");
             check_eq!(one.detail.caller, other.detail.caller, "caller");
-            // Both times are of the same two moments: an exit's for the entry, and one exit after the other.
+            // Both times are of the same two moments. The entries differ by one exit, and the returns are one exit
+            // after the other.
             check!(
                 one.detail.entry_tsc.abs_diff(other.detail.entry_tsc) < duration(&one) / 2
                     && one.event.tsc < other.event.tsc
@@ -117,7 +119,7 @@ fn values(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// Puts a probe on each of many functions; how many take one, and why the others don't.
+/// Puts a probe on each of many functions. Returns how many take one, and why the others don't.
 async fn many(guest: &Guest) -> Result<(usize, Vec<String>), Failure> {
     let (symbols, _) = guest.client.lookup_symbols(VM, MANY, 0).await?;
     let (mut taken, mut refused) = (0, Vec::new());
@@ -162,7 +164,7 @@ impl<'a> Returned<'a> {
     }
 }
 
-/// Of a call, by the guest's clock.
+/// The length of a call, by the guest's clock.
 fn duration(call: &Returned<'_>) -> u64 {
     call.event.tsc.saturating_sub(call.detail.entry_tsc)
 }

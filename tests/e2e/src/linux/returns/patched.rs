@@ -20,16 +20,15 @@ pub const TESTS: &[Test] = &[Test {
 const READERS: u64 = 4;
 /// Where they sleep.
 const SLEEPS_IN: &str = "pipe_read";
-/// Of another function: what it changes is on nobody's stack.
+/// Patches another function, which is on no task's stack.
 const PATCH: &str = "livepatch-begun __x64_sys_umask";
-/// Tries to switch over all tasks that are left: when a patch is loaded, and then once a second
+/// The kernel's function that tries to switch over all remaining tasks: when a patch is loaded, and then once a second
 /// (`kernel/livepatch/transition.c`).
 const TRY: &str = "klp_try_complete_transition";
-/// So many tries have begun when a patch counts as one that waits.
+/// After the beginning of this many tries, a patch counts as one that waits.
 const IN_VAIN: u64 = 3;
-/// So many tries at most complete a patch that nothing holds up: one leaves out the tasks that run at the
-/// moment. Both together are fewer than 15, after which the kernel makes sleeping tasks return
-/// (`SIGNALS_TIMEOUT` there).
+/// At most this many tries complete a patch that nothing holds up: a try leaves out the tasks that run at the moment.
+/// The sum of both is below 15, after which the kernel makes sleeping tasks return (`SIGNALS_TIMEOUT` there).
 const ENOUGH: u64 = 5;
 
 fn patched(cx: &Context) -> TestResult {
@@ -48,8 +47,8 @@ fn patched(cx: &Context) -> TestResult {
     })
 }
 
-/// A patch waits while calls are followed, by a jump or by a breakpoint, and is complete soon after the
-/// probe's removal; how many tries that has taken.
+/// Checks that a patch waits while calls are followed, by a jump or by a breakpoint, and is complete soon after the
+/// probe's removal. Returns how many tries that has taken.
 async fn held_up(guest: &mut Guest) -> Result<u64, Failure> {
     let id = guest.probe(&format!("r64:followed {SLEEPS_IN}")).await?.id;
     jump(guest, "followed").await?;
@@ -83,8 +82,8 @@ async fn held_up(guest: &mut Guest) -> Result<u64, Failure> {
     Ok(tries)
 }
 
-/// A patch is complete while calls are under way that are told at their own returns, and they are told all the
-/// same; how many tries that has taken.
+/// Checks that a patch is complete while calls are under way that are reported at the function's own returns, and that
+/// they are reported all the same. Returns how many tries that has taken.
 async fn not_held_up(guest: &mut Guest) -> Result<u64, Failure> {
     let id = guest.probe(&format!("r64:own {SLEEPS_IN} rets")).await?.id;
     must(guest, &format!("block {READERS}")).await?;
@@ -109,7 +108,7 @@ async fn not_held_up(guest: &mut Guest) -> Result<u64, Failure> {
     Ok(tries)
 }
 
-/// Waits until the patch is complete; how many tries that has taken since there were so many.
+/// Waits until the patch is complete. Returns how many tries there have been after the first `before`.
 async fn complete(guest: &mut Guest, before: u64) -> Result<u64, Failure> {
     must(guest, "complete").await?;
     let tries = guest.listed("tries").await?.hits - before;

@@ -1,5 +1,5 @@
-//! Return addresses that the guest's own tools take as well: `function_graph` and kretprobes on functions
-//! that jump into each other, with return probes of ours on both.
+//! Return addresses that the guest's own tools replace as well: `function_graph` and kretprobes on functions that jump
+//! into each other, with return probes of ours on both.
 
 use super::Way;
 use crate::context::Context;
@@ -40,11 +40,11 @@ async fn tracing(guest: &mut Guest, orders: &str) -> Result<(), Failure> {
 
 /// `path_put` jumps to `mntput`.
 const PUTS: [&str; 2] = ["r64:outer path_put", "r64:inner mntput"];
-/// Whole system, as somebody at the guest's shell has it.
+/// Traces the whole system, as a user at the guest's shell would.
 const GRAPH: &str = "current_tracer=function_graph";
 const OFF: &str = "current_tracer=nop";
 
-/// Registers the two probes and has the guest use files; the calls that both have told of.
+/// Registers the two probes and has the guest use files. Returns the calls that both probes have reported.
 async fn put(guest: &mut Guest, way: Way) -> Result<u64, Failure> {
     guest.probes(&PUTS).await?;
     way.settle(guest, &["outer", "inner"]).await?;
@@ -70,17 +70,17 @@ async fn returns_of_files(guest: &mut Guest) -> Result<u64, Failure> {
 fn graph(cx: &Context, way: Way) -> TestResult {
     cx.block_on(async {
         let mut guest = way.ready(cx, files::BZIMAGE_6_12, 4).await?;
-        // Theirs comes while ours are there.
+        // The guest's tracer comes while our probes are there.
         let mut calls = put(&mut guest, way).await?;
         tracing(&mut guest, GRAPH).await?;
         calls += returns_of_files(&mut guest).await?;
-        // Ours go, one at a time, and come again.
+        // Our probes go, one at a time, and come again.
         guest.remove(&["inner"]).await?;
         guest.work("files count=10").await?;
         guest.remove(&["outer"]).await?;
         guest.work("files count=10").await?;
         calls += put(&mut guest, way).await?;
-        // Theirs goes.
+        // The guest's tracer goes.
         tracing(&mut guest, OFF).await?;
         calls += returns_of_files(&mut guest).await?;
         guest.remove(&["outer"]).await?;
@@ -92,7 +92,7 @@ fn graph(cx: &Context, way: Way) -> TestResult {
     })
 }
 
-/// Functions of which the first jumps to the second, and both sleep.
+/// Functions of which the first jumps to the second. Both sleep.
 const OUTER: &str = "__x64_sys_read";
 const INNER: &str = "ksys_read";
 const READERS: u64 = 8;
@@ -137,7 +137,7 @@ fn in_flight(cx: &Context, way: Way) -> TestResult {
                         );
                         guest.remove(&[name]).await?;
                     }
-                    // Those that were under way. PID 1 may be reading the console by then, too.
+                    // The calls that were under way. PID 1 may be reading the console by then, too.
                     let under_way = READERS..=READERS + 1;
                     check!(
                         gone_now.iter().all(|probe| {
@@ -156,9 +156,9 @@ fn in_flight(cx: &Context, way: Way) -> TestResult {
     })
 }
 
-/// How many calls of `inner` were missed when all readers sleep: none, but the one that PID 1 may have been about to
-/// make when both became jumps. A jump doesn't follow a call whose return address a breakpoint has taken, as
-/// `outer` was until then.
+/// Returns how many calls of `inner` were missed when all readers sleep. That may only be the one that PID 1 was about
+/// to make when both became jumps: a jump doesn't follow a call whose return address a breakpoint has replaced, as the
+/// breakpoint of `outer` had until then.
 async fn missed_between(guest: &Guest, way: Way) -> Result<u64, Failure> {
     let (outer, inner) = (guest.listed("outer").await?, guest.listed("inner").await?);
     check_eq!(outer.missed, 0, "missed calls of {outer:?}");

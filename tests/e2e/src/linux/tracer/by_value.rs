@@ -1,4 +1,4 @@
-//! Arguments and results that are structures in registers, and not pointers to some.
+//! Arguments and results that are structures in registers, not pointers to structures.
 
 use super::super::guest::{Guest, VM, files};
 use super::super::jumps;
@@ -24,8 +24,8 @@ pub const TESTS: &[Test] = &[
 ];
 
 const CALLS: usize = 5;
-/// Others than the process ask for users too, but for none from 1000 on. `kuid_t` has one word; `sockptr_t` has two,
-/// of which the second is a bit-field.
+/// Other callers ask for users too, but only this process asks for one from 1000 on. `kuid_t` has one word; `sockptr_t`
+/// has two, of which the second is a bit-field.
 const PROBES: [&str; 3] = [
     "p:asked from_kuid_munged uid=kuid.val if uid >= 1000",
     "r:made make_kuid uid=$retval.val if uid >= 1000",

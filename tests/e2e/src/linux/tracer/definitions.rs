@@ -4,7 +4,7 @@ use vmprobe_client::v1::NoJumpReason;
 
 use super::tables::{BOTH, LONG, NEWER};
 
-/// The same probe as both take it.
+/// The same probe for the product and for the guest's kernel.
 pub struct Definition {
     pub ours: String,
     pub theirs: String,
@@ -35,7 +35,7 @@ impl Definition {
         rest.split(' ').next().unwrap_or_default()
     }
 
-    /// The function that it is on, and where in it. A return is at its entry.
+    /// Returns the function that it is on, and the place in it. A return probe is at its entry.
     fn place(&self) -> (&str, Option<&str>) {
         let place = self.ours.split(' ').nth(1).unwrap_or_default();
         let place = place.trim_end_matches("%return");
@@ -51,7 +51,7 @@ impl Definition {
     }
 }
 
-/// All that a kernel takes.
+/// Returns all that a kernel takes.
 pub fn all(is_new: bool) -> Vec<Definition> {
     let newer = NEWER.iter().filter(|_| is_new);
     // Functions of older kernels begin without the four bytes of `endbr64`.
@@ -64,7 +64,7 @@ pub fn all(is_new: bool) -> Vec<Definition> {
     all
 }
 
-/// As many arguments as there may be.
+/// Returns as many arguments as are allowed.
 fn most_arguments() -> String {
     /// `MAX_TRACE_ARGS` in `kernel/trace/trace_probe.h`.
     const MOST: usize = 128;
@@ -81,15 +81,15 @@ fn most_arguments() -> String {
     format!("p:most __fput{}", arguments.collect::<String>())
 }
 
-/// Those that are at functions' ends. Inside functions the guest's kernel takes no probe on a breakpoint that isn't its
-/// own (`can_probe` in `arch/x86/kernel/kprobes/core.c`), and ours none where the guest has one.
+/// Returns those that are at functions' ends. Inside functions, the guest's kernel takes no probe on a breakpoint that
+/// isn't its own (`can_probe` in `arch/x86/kernel/kprobes/core.c`), and the product takes none where the guest has one.
 pub fn at_ends(mut all: Vec<Definition>) -> Vec<Definition> {
     all.retain(|definition| definition.place().1.is_none());
     all
 }
 
-/// The definitions in so many parts that no two of one part are on the same function: a jump has room for so many
-/// values, and hides what is behind it from the guest.
+/// Splits the definitions into parts of which none has two on the same function: a jump has room for only one
+/// definition's values, and hides the instructions behind it from the guest.
 pub fn apart(all: Vec<Definition>) -> Vec<Vec<Definition>> {
     let mut parts: Vec<Vec<Definition>> = Vec::new();
     for definition in all {
@@ -106,22 +106,22 @@ pub fn apart(all: Vec<Definition>) -> Vec<Vec<Definition>> {
     parts
 }
 
-/// How a line of ours stands to one of the guest's.
+/// How one of our lines compares with one of the guest's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Likeness {
-    /// They have the same values, but so many numbers of ours are `(fault)`.
+    /// They have the same values, except for numbers of ours that are `(fault)`.
     Same {
         faults: usize,
     },
     Different,
 }
 
-/// Bytes of a text of ours at most.
+/// Bytes of a text in our events at most.
 const TEXT_MAX: usize = 256;
 
-/// Compares the values of two lines. Where a number can't be read, ours is `(fault)`, and the guest's whatever its
-/// buffer had before. A longer text of the guest's begins with ours. An empty text of a process is `(fault)` in kernels
-/// whose `strncpy_from_user_nofault` gives it no length (`mm/maccess.c`).
+/// Compares the values of two lines. If a number can't be read, ours is `(fault)`, and the guest's is what its buffer
+/// had before. A longer text of the guest's begins with ours. An empty text of a process is `(fault)` in kernels whose
+/// `strncpy_from_user_nofault` gives it no length (`mm/maccess.c`).
 pub fn compare(ours: &str, theirs: &str) -> Likeness {
     if ours == theirs {
         return Likeness::Same { faults: 0 };

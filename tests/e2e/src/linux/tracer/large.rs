@@ -16,7 +16,7 @@ pub const TESTS: &[Test] = &[Test {
 }];
 
 const MEMORY_MIB: u64 = 40 << 10;
-/// Of its memory, the kernel uses a part at the bottom, where its image is, and one beyond what page directories
+/// The kernel uses two parts of the memory: one at the bottom, where its image is, and one beyond what page directories
 /// alone could map. It takes pages from the upper one first.
 const ARGS: &str =
     "quiet cryptomgr.notests memmap=exactmap memmap=640K@0 memmap=1023M@1M memmap=256M@36G";

@@ -54,7 +54,7 @@ pub const TESTS: &[Test] = &[
 const WORKLOADS: [&str; 3] = ["files count=2", "names count=1", "forks count=1"];
 /// Bytes of a line that the guest's console takes at once.
 const LINE: usize = 3000;
-/// Differences that are told of.
+/// Differences that are shown.
 const TOLD: usize = 12;
 
 fn beside(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
@@ -62,7 +62,7 @@ fn beside(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
         let mut guest = Guest::ready(cx, kernel, 1).await?;
         guest.client.set_optimization(VM, jump).await?;
         let all = definitions::all(kernel == files::BZIMAGE_6_12);
-        // A jump has room for so many values; breakpoints of one place have it for all.
+        // A jump has room for the values of one definition, breakpoints of one place for those of all.
         let parts = match jump {
             true => definitions::apart(all),
             false => vec![definitions::at_ends(all)],
@@ -98,8 +98,8 @@ fn beside(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
     })
 }
 
-/// Events of the guest's own that may tell of constant memory what neither ours nor its others tell. Seen once in
-/// some twenty runs: two bytes of 832 were 0.
+/// The guest's own events that may have, of constant memory, values that differ from ours and from the guest's other
+/// events. Seen once in some twenty runs: two bytes of 832 were 0.
 const ODD: usize = 1;
 
 /// What was compared.
@@ -107,19 +107,19 @@ const ODD: usize = 1;
 struct Seen {
     /// Definitions that were jumps.
     jumping: usize,
-    /// Hits, and what they had.
+    /// Hits, and values in them.
     hits: usize,
     values: usize,
     /// Numbers that could not be read.
     faults: usize,
-    /// Hits whose values are always the same, in ours and in all others of the guest's.
+    /// Hits with a value that is always the same in ours and in all others of the guest's.
     odd: Vec<String>,
-    /// What was not the same.
+    /// The differences.
     different: Vec<String>,
 }
 
 impl Seen {
-    /// Has ours and the guest's see the same calls.
+    /// Has our probes and the guest's events see the same calls, and compares them.
     async fn compare(
         &mut self,
         guest: &mut Guest,
@@ -154,8 +154,8 @@ impl Seen {
         let report = guest.work("trace").await?;
         let removed = guest.remove(&names).await?;
         let hits = removed.iter().map(|probe| probe.hits).sum();
-        // The guest goes to its console for the next line when they are removed: its one CPU may have a jump's record
-        // half written, and calls of the functions that read may be under way.
+        // The guest reads its console for the next line when the probes are removed: its one CPU may have written half
+        // of a jump's record, and calls of the functions that read may be under way.
         let mut half_written = u64::from(jump);
         for probe in &removed {
             let reads = matches!(&*probe.symbol, "vfs_read" | "ksys_read");
@@ -193,7 +193,7 @@ impl Seen {
             let differ = it.iter().filter(|(_, like)| *like == Likeness::Different);
             differ.count()
         };
-        // Ours were there before the guest's, and longer.
+        // Our probes were registered before the guest's and removed after them.
         let windows = ours.windows(theirs.len().max(1)).map(compared);
         let Some(nearest) = windows.min_by_key(differ).filter(|_| !theirs.is_empty()) else {
             let (ours, theirs) = (ours.len(), theirs.len());
@@ -203,7 +203,7 @@ impl Seen {
             ));
             return;
         };
-        // Of memory that nobody changes, both tell the same at each hit.
+        // If memory is constant, both have the same values at each hit.
         let is_constant = ours.windows(2).all(|two| two[0] == two[1])
             && nearest.iter().any(|(_, like)| *like != Likeness::Different);
         for (told, likeness) in nearest {
@@ -222,7 +222,7 @@ impl Seen {
     }
 }
 
-/// Has the guest make events of its own of the definitions.
+/// Has the guest define its own events by the definitions.
 async fn define(guest: &mut Guest, definitions: &[Definition]) -> Result<(), Failure> {
     let mut line = String::new();
     let theirs = definitions.iter().map(|it| it.theirs.replace(' ', ","));
@@ -251,7 +251,7 @@ fn is_return(probe: &Probe) -> bool {
     matches!(probe.kind, Some(Kind::ReturnProbe(_)))
 }
 
-/// The events in ftrace's form.
+/// Formats the events in ftrace's form.
 fn text(probes: &[Probe], events: &[Event]) -> Result<String, Failure> {
     let guest = formats::Guest {
         tsc_hz: 0,

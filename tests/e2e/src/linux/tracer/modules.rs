@@ -31,7 +31,7 @@ pub const TESTS: &[Test] = &[
 
 /// How often the module's device is opened and closed.
 const CALLS: usize = 4;
-/// Probes whose arguments are of types that only the module has, and of the kernel's; `#` is the kind's own.
+/// Probes whose arguments have types of the module's and of the kernel's. `#` stands for a name of the kind's own.
 const PROBES: [&str; 3] = [
     "p:open# tun:tun_chr_open file=file flags=file->f_flags inode=inode->i_rdev",
     "r:opened# tun:tun_chr_open result=$retval",
@@ -65,7 +65,7 @@ fn modules(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// An address in the module is told to be there, although the guest has not stood still for any probe yet.
+/// Checks that an address in the module is found, although the guest has not stood still for any probe yet.
 async fn found_at(guest: &Guest, loaded: &serde_json::Value) -> Result<(), Failure> {
     let text = loaded["text"].as_str().unwrap_or_default();
     let address = u64::from_str_radix(text.trim_start_matches("0x"), 16);
@@ -75,7 +75,7 @@ async fn found_at(guest: &Guest, loaded: &serde_json::Value) -> Result<(), Failu
     Ok(())
 }
 
-/// What the module's types are told to be.
+/// Checks what is reported of the module's types.
 async fn types(guest: &Guest) -> Result<(), Failure> {
     let declared = guest
         .client
@@ -96,7 +96,7 @@ async fn types(guest: &Guest) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is listed of the module's functions: where each is and what rules a probe on it out.
+/// Checks the list of the module's functions: where each is and what rules out a probe on it.
 async fn listed(cx: &Context, guest: &Guest) -> Result<(), Failure> {
     let (all, more) = guest.client.lookup_symbols(VM, "tun:*", 0).await?;
     check!(!more && all.len() > 50, "{} functions of tun", all.len());
@@ -132,7 +132,7 @@ async fn listed(cx: &Context, guest: &Guest) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A probe on each function of the module that matches.
+/// Registers a probe on each function of the module that matches.
 async fn pattern(guest: &mut Guest) -> Result<(), Failure> {
     let probes = guest.probes(&["p:all tun:tun_chr_*"]).await?;
     let names: Vec<&str> = probes.iter().map(|probe| probe.name.as_str()).collect();
@@ -152,13 +152,13 @@ async fn pattern(guest: &mut Guest) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Has ours, and in a kernel whose own events take names the guest's too, see the same calls.
+/// Has our probes see the calls and, if the kernel's own events take names, the guest's events see the same ones.
 async fn compare(guest: &mut Guest, jump: bool, has_names: bool) -> Result<(), Failure> {
     guest.client.set_optimization(VM, jump).await?;
     let kind = if jump { "jump" } else { "break" };
     let definitions = PROBES.map(|text| {
         let mut definition = Definition::new(&text.replace('#', kind));
-        // With the module's name in front, 6.12 finds no types: it looks for a function that is called so.
+        // With the module's name in front, 6.12 finds no types: it looks for a function of that whole name.
         definition.theirs = definition.theirs.replace(" tun:", " ");
         definition
     });
@@ -197,7 +197,7 @@ async fn compare(guest: &mut Guest, jump: bool, has_names: bool) -> Result<(), F
     facts(&ours, kind)
 }
 
-/// What `tun_chr_open` in `drivers/net/tun.c` sets is what `__tun_detach` finds.
+/// Checks that `__tun_detach` finds what `tun_chr_open` in `drivers/net/tun.c` sets.
 fn facts(ours: &BTreeMap<String, Vec<String>>, kind: &str) -> Result<(), Failure> {
     let of = |name: &str| -> Result<&[String], Failure> {
         let name = format!("{name}{kind}");

@@ -1,4 +1,4 @@
-//! Detours that follow whatever is in registers: nothing that they find there may fault.
+//! Detours that follow any value in registers as a pointer: nothing that they find there may fault.
 
 use super::super::guest::{Guest, VM, files};
 use super::super::jumps;
@@ -27,7 +27,7 @@ pub const TESTS: &[Test] = &[
 const FUNCTIONS: &[&str] = &[
     "vfs_*", "do_sys_*", "ksys_*", "*_fault", "copy_*", "mm_*", "unmap_*", "signal_*",
 ];
-/// What each takes of its registers.
+/// The values that each takes from its registers.
 const VALUES: &str = "a=+0(%di):x64 b=+8(+0(%si)):x32 c=+0(%dx):string d=+u0(%si):ustring \
                       e=+0(+0(+8(%di))):x64 f=-16(%cx):x8[40] g=+u0(%r8):x64 h=+0(%ax):x64";
 const VCPUS: u32 = 2;
@@ -78,11 +78,11 @@ fn follow(cx: &Context) -> TestResult {
     })
 }
 
-/// What is behind the pointer that `getpgid` gets: RDI is at offset 112 of the registers that a system call saves
+/// The memory behind the pointer that `getpgid` gets: RDI is at offset 112 of the registers that a system call saves
 /// (`struct pt_regs`, `arch/x86/include/asm/ptrace.h`).
 const HOSTILE: &str = "p:hostile __x64_sys_getpgid word=+0(+112(%di)):x64 text=+0(+112(%di)):string \
                        name=+u0(+112(%di)):ustring further=+0(+8(+112(%di))):x64 bytes=+0(+112(%di)):x8[32]";
-/// Calls while the memory comes and goes.
+/// Calls while the memory is mapped and unmapped.
 const UNMAPPED: u64 = 20_000;
 
 fn hostile(cx: &Context) -> TestResult {

@@ -1,4 +1,5 @@
-//! The kernel's own tests of what it refuses, in the guest's kernel and in ours: the same lines, the same columns.
+//! The kernel's own tests of definitions that it refuses, in the guest's kernel and in ours: the same lines, the same
+//! columns.
 
 use serde_json::{Value, json};
 use vmprobe_client::spec;

@@ -63,25 +63,25 @@ pub const TESTS: &[Test] = &[
 
 /// How often the guest opens and reads a file.
 const CALLS: usize = 3;
-/// Where both look: deep in a system call, near its top, and in interrupts.
+/// Where both stacks are taken: deep in a system call, near its top, and in interrupts.
 const PLACES: &[&str] = &[
     "vfs_open",
     "do_sys_openat2",
     "vfs_read",
     "update_process_times",
 ];
-/// Where both look in a module, and behind it: calls lead from the kernel through the module into the kernel.
+/// Places in a module and behind it: calls lead from the kernel through the module into the kernel.
 const MODULE: &str = "tun";
 const IN_MODULE: &[&str] = &["tun:tun_chr_open", "sk_alloc"];
-/// Where the timer's interrupt comes in: what is behind it was interrupted.
+/// The entry of the timer's interrupt: the functions behind it in a stack were interrupted.
 const INTERRUPT: &str = "asm_sysvec_apic_timer_interrupt";
-/// The least functions of a stack of which callers are missing.
+/// The least functions of a stack that is cut off.
 const LEAST: usize = 5;
-/// Events of an interrupt that are compared, of those into the kernel and of those into user mode: there are many.
+/// The most compared events of an interrupt, of those into the kernel and of those into user mode: there are many.
 const MOST: usize = 5;
-/// Stacks of interrupts that the guest writes: few of user mode come in a row.
+/// Stacks of interrupts that the guest writes: only a few in a row are of user mode.
 const WRITTEN: usize = 30;
-/// How often the guest works at most until an interrupt has come into the kernel.
+/// The most rounds of the guest's work until an interrupt has come into the kernel.
 const ROUNDS: usize = 50;
 
 /// The functions of a stack, the innermost first.
@@ -127,7 +127,7 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
             .work(&format!("threads syscall=tun count={CALLS}"))
             .await?;
         let mut symbols = Symbols::default();
-        // The guest has written none of what came before its triggers.
+        // The guest has written no stacks of hits before its triggers.
         let before = guest.client.list_probes(VM).await?;
         let before = before.iter().map(|probe| probe.hits).sum();
         let (mut all, lost) = events::next(&mut stream, before).await?;
@@ -183,16 +183,16 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
             let (of_kernel, others): (Vec<_>, Vec<_>) = theirs.iter().partition(|it| into_kernel(it));
             let compared_ones = of_kernel.iter().take(MOST).chain(others.iter().take(MOST));
             for theirs in compared_ones {
-                // The guest's begins with its own tracing.
+                // The guest's stack begins with its own tracing.
                 let start = theirs.iter().position(|function| function == place);
                 let start = start.ok_or_else(|| wrong!("{place} isn't in {theirs:?}"))?;
                 let theirs = &theirs[start..];
-                // A jump has copied a piece of the stack, in an interrupt one of the interrupt's own and one of what
-                // it has interrupted. How long a system call's is, is drawn anew for each call
+                // A jump has copied a piece of the stack; in an interrupt, one of the interrupt's own stack and one of
+                // the interrupted one. The length of a system call's stack is random for each call
                 // (`add_random_kstack_offset`).
                 let entry = theirs.iter().position(|function| function == INTERRUPT);
                 let least = entry.map_or(LEAST, |entry| entry + 2);
-                // Where an interrupt came into a detour, the guest's own goes no further.
+                // If an interrupt came into a detour, the guest's own stack ends there.
                 let is_in_detour = |ours: &Stack| {
                     entry == Some(theirs.len() - 1)
                         && ours.starts_with(theirs)
@@ -219,18 +219,18 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
     })
 }
 
-/// Whether a stack leads through an interrupt that has come into the kernel.
+/// Returns true if a stack leads through an interrupt that came into the kernel.
 fn into_kernel(functions: &[String]) -> bool {
     let entry = functions.iter().position(|function| function == INTERRUPT);
     entry.is_some_and(|entry| entry + 1 < functions.len())
 }
 
-/// The function that a place names, without its module.
+/// Returns the function of a place, without its module.
 fn function_of(place: &str) -> &str {
     place.rsplit(':').next().unwrap_or_default()
 }
 
-/// A breakpoint and a jump in the timer's interrupt, while the guest counts in user mode.
+/// Compares stacks of a breakpoint and of a jump in the timer's interrupt, while the guest counts in user mode.
 fn in_user_mode(cx: &Context) -> TestResult {
     const INTERRUPTS: usize = 20;
     cx.block_on(async {
@@ -270,8 +270,8 @@ fn in_user_mode(cx: &Context) -> TestResult {
     })
 }
 
-/// A jump in the timer's interrupt, while the guest is in the generated code of another one most of the time: it copies
-/// memory, and then there is nothing to record.
+/// Checks the stacks of a jump in the timer's interrupt, while the guest spends most of its time in the generated code
+/// of another jump. That code copies memory, and its filter then lets nothing be recorded.
 fn in_generated_code(cx: &Context, at_return: bool) -> TestResult {
     const FUNCTION: &str = "__x64_sys_getppid";
     const VALUES: &str = "a=+0($stack):x64[16] b=+8($stack):u64 if b == 1";
@@ -316,7 +316,7 @@ fn in_generated_code(cx: &Context, at_return: bool) -> TestResult {
                 );
                 let came = &event.stack[behind..];
                 if came.first() == expected.first() {
-                    // The copied piece may end in the room that a system call's stack begins with.
+                    // The copied piece may end in the random gap with which a system call's stack begins.
                     let is_cut = event.stack_incomplete && expected.starts_with(came);
                     check!(
                         is_cut || came == expected,
@@ -341,7 +341,7 @@ fn in_generated_code(cx: &Context, at_return: bool) -> TestResult {
     })
 }
 
-/// A return goes to the first caller, whose own callers have not changed since the entry.
+/// Checks that a return's stack begins with the first caller, whose own callers have not changed since the entry.
 fn at_returns(cx: &Context, jump: bool) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::ready(cx, files::BZIMAGE_6_12, 1).await?;
@@ -392,7 +392,8 @@ fn at_returns(cx: &Context, jump: bool) -> TestResult {
     })
 }
 
-/// The functions that addresses are in, each asked for once: an interrupt has the same ones again and again.
+/// Finds the functions that addresses are in. Each address is asked for once, as an interrupt has the same ones again
+/// and again.
 #[derive(Default)]
 pub(super) struct Symbols {
     known: BTreeMap<u64, Symbol>,
@@ -406,9 +407,9 @@ struct Symbol {
 }
 
 impl Symbols {
-    /// The functions by the addresses themselves, as the guest's trace does (`seq_print_ip_sym` in
-    /// `kernel/trace/trace_output.c`): one behind an interrupt's entry may be a function's first. Also how many of
-    /// them are in [`MODULE`].
+    /// Returns the functions of the addresses themselves, as the guest's trace does (`seq_print_ip_sym` in
+    /// `kernel/trace/trace_output.c`): an address behind an interrupt's entry may be a function's first. Also returns
+    /// how many of them are in [`MODULE`].
     pub(super) async fn functions(&mut self, guest: &Guest, stack: &[u64]) -> (Stack, usize) {
         let mut functions = Vec::new();
         let mut of_module = 0;
@@ -428,7 +429,7 @@ impl Symbols {
     }
 }
 
-/// The guest's own trampolines for its tracing have no symbol.
+/// The trampolines of the guest's own tracing have no symbol.
 async fn symbol(guest: &Guest, address: u64) -> Symbol {
     let found = guest.client.locate(VM, address).await.ok();
     Symbol {
@@ -439,8 +440,8 @@ async fn symbol(guest: &Guest, address: u64) -> Symbol {
     }
 }
 
-/// The stacks in the lines of a trace, by the innermost function of each at which there is an event. An interrupt may come
-/// between an event and its stack, so the line before a stack doesn't tell whose it is.
+/// Returns the stacks in the lines of a trace, by the innermost function of each that has an event. An interrupt may
+/// come between an event and its stack, so the line before a stack doesn't tell whose it is.
 fn written<'a>(
     lines: impl Iterator<Item = &'a str>,
     is_probed: impl Fn(&String) -> bool,

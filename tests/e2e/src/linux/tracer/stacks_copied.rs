@@ -1,4 +1,4 @@
-//! Stacks through the code that ftrace makes for the guest's own probes: it is in no table.
+//! Stacks through the code that ftrace generates for the guest's own probes. No table describes that code.
 
 use std::collections::BTreeSet;
 
@@ -16,14 +16,14 @@ pub const TESTS: &[Test] = &[Test {
     run: copied,
 }];
 
-/// Where the guest has a kprobe: at an entry, which ftrace calls it from (`CONFIG_KPROBES_ON_FTRACE`).
+/// The function with the guest's kprobe: at the entry, where ftrace calls the kprobe (`CONFIG_KPROBES_ON_FTRACE`).
 const TRACED: &str = "do_sys_openat2";
 /// What the guest's kprobe calls for each of its events.
 const INSIDE: &str = "trace_event_buffer_reserve";
 /// How often the guest opens a file.
 const CALLS: u64 = 5;
-/// Callers of a jump's stack at least: it has copied a piece, and how long a system call's is, is drawn anew for each
-/// call (`add_random_kstack_offset`).
+/// The least callers of a jump's stack: the jump copies a piece, and the length of a system call's stack is random for
+/// each call (`add_random_kstack_offset`).
 const LEAST: usize = 2;
 
 fn copied(cx: &Context) -> TestResult {
@@ -72,7 +72,7 @@ fn copied(cx: &Context) -> TestResult {
                     is_one,
                     "jump: {is_jump}: {TRACED} and its callers aren't in {functions:?}"
                 );
-                // What called the kprobe has no name.
+                // The generated code that called the kprobe has no name.
                 let caller = behind
                     .checked_sub(2)
                     .and_then(|caller| functions.get(caller));

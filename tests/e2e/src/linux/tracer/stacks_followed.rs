@@ -15,17 +15,17 @@ pub const TESTS: &[Test] = &[Test {
     run: followed,
 }];
 
-/// Where it is looked, and what calls it: system calls that open a file.
+/// The place of the probe, and its callers: system calls that open a file.
 const PLACE: &str = "vfs_open";
 const CALLERS: [&str; 3] = ["vfs_open", "path_openat", "do_sys_openat2"];
 /// How often the guest opens a file.
 const CALLS: u64 = 20;
-/// Return addresses of such a stack at least.
+/// The least return addresses of such a stack.
 const LEAST: usize = 6;
 
 fn followed(cx: &Context) -> TestResult {
     cx.block_on(async {
-        // A jump copies a piece of the stack, so how many callers it has depends on the room before a system call's own
+        // A jump copies a piece of the stack. How many callers that has depends on the gap before a system call's own
         // frame, which the kernel draws anew for each call (`add_random_kstack_offset`).
         let config = Config {
             kernel: files::BZIMAGE_6_12,

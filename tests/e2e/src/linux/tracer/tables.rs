@@ -5,11 +5,12 @@
 //! `ksys_read(fd, buffer, count)`, `vfs_read(file, buffer, count, position)`,
 //! `rw_verify_area(direction, file, position, count)`, `do_readv(fd, vector, length, flags)`, `__fput(file)`.
 
-/// Names of those whose values don't fit a jump's record.
+/// Names of the definitions whose values don't fit a jump's record.
 pub const LONG: &[&str] = &["most_texts"];
 
-/// What all kernels take: by registers and offsets. At an entry %r11 isn't compared: the guest's own event is there by
-/// its function tracer, which doesn't restore that register (`ftrace_regs_caller` in `arch/x86/kernel/ftrace_64.S`).
+/// Definitions for all kernels: by registers and offsets. At an entry %r11 isn't compared: the guest's own event is
+/// made by its function tracer, which doesn't restore that register (`ftrace_regs_caller` in
+/// `arch/x86/kernel/ftrace_64.S`).
 pub const BOTH: &[&str] = &[
     "p:name_as_pointers do_sys_openat2 a=+u0(%si):ustring[1] b=+0(%si):string[1] c=+0(+u0(%si)):string d=+u0(%si):b7@1/8",
     "p:ints do_sys_openat2 a=%di:s8 b=%di:s16 c=%di:s32 d=%di:s64 e=%di:u8 f=%di:u16 g=%di:u32 h=%di:u64",
@@ -67,7 +68,7 @@ pub const BOTH: &[&str] = &[
     "p:hostile_numbers __fput a=+0(\\0):x64 b=+0(\\0x800000000000):u8[4] c=+u0(\\-1):s16 d=@0x10:x64 e=+0(\\-4):u64",
 ];
 
-/// What only newer kernels take: by their types, and single characters.
+/// Definitions for newer kernels only: by types, and with single characters.
 pub const NEWER: &[&str] = &[
     "p:chars do_readv a=+0(+u0(%si)):char b=+2(+u0(%si)):char c=+0(@saved_command_line):char[5]",
     "p:typed do_sys_openat2 dfd how d2=dfd:x32",

@@ -1,9 +1,9 @@
 //! The kernel's own tests of kprobe events (`tools/testing/selftests/ftrace/test.d/kprobe/` of Linux 6.12), with probes
-//! of ours: the same definitions, and what they have to come to.
+//! of ours: the same definitions, and the expected results.
 //!
-//! `vmprobe_spec` has what they refuse and what their text alone decides; `kprobe_ftrace`, `kprobe_module` and
-//! `kprobe_opt_types` are in tests of their own here. `busy_check` has another verdict: an event of the guest's own
-//! can't be removed while it is on, and a probe of ours can.
+//! `vmprobe_spec` has the tests of refusals and of what the text alone decides; `kprobe_ftrace`, `kprobe_module` and
+//! `kprobe_opt_types` have tests of their own here. `busy_check` has another result: an event of the guest's own can't
+//! be removed while it is on, and a probe of ours can.
 
 use std::collections::BTreeSet;
 
@@ -23,8 +23,8 @@ pub const TESTS: &[Test] = &[Test {
     run: verdicts,
 }];
 
-/// Makes a directory of the name `test` among the guest's own events, and takes it away. Linux 6.12 makes it by
-/// `eventfs_create_dir`; the tests' scripts know that function by older names.
+/// Makes a directory of the name `test` among the guest's own events, and removes it. Linux 6.12 makes it by
+/// `eventfs_create_dir`; the tests' scripts use older names of that function.
 const MAKES_TEST: &[&str] = &["define at=p:mine/test,kernel_clone", "trace"];
 const FORKS: &[&str] = &["forks count=1"];
 const FILES: &[&str] = &["files count=1"];
@@ -39,10 +39,10 @@ struct Case {
     verdict: fn(&Seen) -> bool,
 }
 
-/// What came of it.
+/// The results.
 #[derive(Debug)]
 struct Seen {
-    /// As they were when they were removed.
+    /// The probes as they were when they were removed.
     probes: Vec<Probe>,
     /// The events in ftrace's form.
     lines: Vec<String>,
@@ -131,7 +131,7 @@ const CASES: &[Case] = &[
         file: "kprobe_args_user",
         definitions: &[
             "p:myevent2 do_sys_openat2 path=+0($arg2):ustring path2=+u0($arg2):string",
-            // The script has a link made, whose name `vfs_symlink` has as a pointer of the kernel's, too.
+            // The script makes a symbolic link, whose name `vfs_symlink` has as a pointer of the kernel's, too.
             "p:myevent eventfs_create_dir path=+0($arg1):ustring path2=+u0($arg1):string",
         ],
         work: &["files count=1", MAKES_TEST[0], MAKES_TEST[1]],
@@ -240,26 +240,26 @@ impl Seen {
         self.lines.iter().any(|line| line.contains(values))
     }
 
-    /// Whether there are events, and all are so.
+    /// Returns true if there are events, and all satisfy `is_so`.
     fn each(&self, is_so: impl Fn(&str) -> bool) -> bool {
         !self.lines.is_empty() && self.lines.iter().all(|line| is_so(line))
     }
 }
 
-/// Where a line says that an event was.
+/// Returns the place of a line's event.
 fn place(line: &str) -> Option<&str> {
     let (_, rest) = line.split_once(": (")?;
     Some(rest.split_once(')')?.0)
 }
 
-/// The values in a line, without their names. None of these has blanks.
+/// Returns the values in a line, without their names. None of these has blanks.
 fn values(line: &str) -> Vec<&str> {
     let (_, values) = line.rsplit_once(") ").unwrap_or_default();
     let named = values.split(' ').filter_map(|value| value.split_once('='));
     named.map(|(_, value)| value).collect()
 }
 
-/// The same as numbers, each in the two's complement of as many bits as it has.
+/// As [`values`], but as numbers. A number may be in the two's complement of its own number of bits.
 fn numbers(line: &str) -> Vec<Option<u64>> {
     let number = |value: &str| match value.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),
@@ -271,7 +271,7 @@ fn numbers(line: &str) -> Vec<Option<u64>> {
     values(line).into_iter().map(number).collect()
 }
 
-/// How many calls a return probe follows.
+/// Returns how many calls a return probe follows.
 fn maxactive(probe: &Probe) -> Option<u32> {
     match &probe.kind {
         Some(Kind::ReturnProbe(kind)) => Some(kind.maxactive),

@@ -1,4 +1,4 @@
-//! What is only read, and pauses.
+//! Actions that only read, and pauses.
 
 use seeded_random::Random;
 use vmprobe_client::v1::ProbeOrder;
@@ -13,7 +13,8 @@ pub async fn look(world: &World, random: &mut Random) -> Result<(), Failure> {
     let vm = guest.vm;
     match random.below(7) {
         0 => {
-            // However many probes there are: nobody sees them in the text.
+            // However many probes there are, the text that the guest's kernel sees has none of
+            // them.
             let text = guest.read_text(&client, false).await?;
             check!(
                 text == guest.text,
@@ -42,7 +43,7 @@ pub async fn look(world: &World, random: &mut Random) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A guest that is paused executes nothing.
+/// Checks that a paused guest executes nothing.
 pub async fn pause(world: &World, random: &mut Random) -> Result<(), Failure> {
     let client = world.connect().await?;
     let guest = &world.guests[random.below(2) as usize];

@@ -1,4 +1,4 @@
-//! What a client of a soak does: each action ends with nothing of it left.
+//! What a client of a soak does. At the end of each action nothing of it is left.
 
 mod looks;
 mod probes;
@@ -72,7 +72,7 @@ const DRAWN: [Action; 24] = [
 ];
 
 impl Action {
-    /// The next one, of these or of all.
+    /// Draws the next action, of these or of all.
     pub fn draw(random: &mut Random, only: &[Self]) -> Self {
         random.pick(if only.is_empty() { &DRAWN } else { only })
     }
@@ -96,7 +96,7 @@ impl Action {
         }
     }
 
-    /// Does it.
+    /// Does the action.
     ///
     /// # Errors
     /// If something isn't as it should be.

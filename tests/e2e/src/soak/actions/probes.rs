@@ -17,7 +17,7 @@ use crate::test::{Failure, check_eq, wrong};
 const HITS: u64 = 60;
 /// Probes of a batch at most.
 const BATCH: u64 = 100;
-/// Longer than anything takes. Only a net.
+/// Longer than any step takes. It only ends a hanging soak.
 const NET: Duration = Duration::from_secs(100);
 
 /// Options of a probe, and the passes between two hits.
@@ -37,7 +37,7 @@ fn parse(text: &str) -> Result<ProbeSpec, Failure> {
     spec::parse(text).map_err(|error| wrong!("{text}: {error}"))
 }
 
-/// A probe anywhere, and the passes between its hits.
+/// A probe with a drawn place and drawn options, and the passes between its hits.
 fn drawn(random: &mut Random) -> Result<(ProbeSpec, u64), Failure> {
     let (options, step) = random.pick(&OPTIONS);
     let text = format!(
@@ -48,7 +48,7 @@ fn drawn(random: &mut Random) -> Result<(ProbeSpec, u64), Failure> {
     Ok((parse(&text)?, step))
 }
 
-/// A probe that isn't enabled yet, and a stream of its events.
+/// Registers a probe that isn't enabled yet, and opens a stream of its events.
 async fn followed(
     client: &Client,
     guest: &Guest,
@@ -63,7 +63,7 @@ async fn followed(
     Ok((probe, stream))
 }
 
-/// Removes a probe; how often it was hit.
+/// Removes a probe, and returns how often it was hit.
 async fn removed(client: &Client, guest: &Guest, probe: &Probe) -> Result<u64, Failure> {
     let ids = vec![probe.id];
     let removed = client.unregister_probes(guest.vm, ids, Vec::new()).await?;
@@ -71,7 +71,7 @@ async fn removed(client: &Client, guest: &Guest, probe: &Probe) -> Result<u64, F
     Ok(removed[0].hits)
 }
 
-/// All hits from the first to the last are told or counted as lost.
+/// Checks that all hits from the first to the last are reported or counted as lost.
 pub async fn follow(world: &World, random: &mut Random) -> Result<(), Failure> {
     let (client, guest) = (world.connect().await?, guest(world, random));
     let (spec, step) = drawn(random)?;
@@ -85,7 +85,7 @@ pub async fn follow(world: &World, random: &mut Random) -> Result<(), Failure> {
     ledger.settle(&mut stream, hits).await
 }
 
-/// The same of a probe that is switched off and on meanwhile.
+/// As [`follow`], with a probe that is disabled and enabled meanwhile.
 pub async fn switch(world: &World, random: &mut Random) -> Result<(), Failure> {
     let (client, guest) = (world.connect().await?, guest(world, random));
     let (spec, _) = drawn(random)?;
@@ -103,7 +103,7 @@ pub async fn switch(world: &World, random: &mut Random) -> Result<(), Failure> {
     ledger.settle(&mut stream, hits).await
 }
 
-/// A batch is there whole or not at all, whatever is done with parts of it.
+/// Checks that a batch is registered whole or not at all, whatever is done with parts of it.
 pub async fn batch(world: &World, random: &mut Random) -> Result<(), Failure> {
     let (client, guest) = (world.connect().await?, guest(world, random));
     let count = 1 + random.below(BATCH);
@@ -130,7 +130,8 @@ pub async fn batch(world: &World, random: &mut Random) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whoever goes away takes the probes of its session along; nobody reads its stream.
+/// Checks that the probes of a client's session go when the client goes, although it never reads
+/// its stream.
 pub async fn vanish(world: &World, random: &mut Random) -> Result<(), Failure> {
     let (client, guest) = (world.connect().await?, guest(world, random));
     let session = client.open_session(guest.vm, Duration::ZERO).await?;
@@ -148,14 +149,14 @@ pub async fn vanish(world: &World, random: &mut Random) -> Result<(), Failure> {
     waited.map_err(|_| wrong!("the probe of a client that has gone stays: {probes:?}"))?
 }
 
-/// It is there or refused; what it tells depends on the processor.
+/// Checks that a watchpoint is registered or refused. What it reports depends on the processor.
 pub async fn watchpoint(world: &World, random: &mut Random) -> Result<(), Failure> {
     let (client, guest) = (world.connect().await?, guest(world, random));
     let address = DATA + 0x2000 + 8 * random.below(4);
     let text = format!("w:{} {address:#x}/8", name("watch", random));
     match client.register_probes(guest.vm, vec![parse(&text)?]).await {
         Ok(probes) => removed(&client, guest, &probes[0]).await.map(drop),
-        // Others have all debug registers.
+        // Other probes have all debug registers.
         Err(ClientError::ResourceExhausted(_)) => Ok(()),
         Err(error) => Err(error.into()),
     }

@@ -1,4 +1,4 @@
-//! Clients that are killed, ask for what can't be, or are no clients at all.
+//! Clients that are killed, ask for impossible things, or don't speak the protocol.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -18,10 +18,10 @@ use crate::test::{Failure, check, wrong};
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// Probes of a batch that is cut off.
 const BATCH: u64 = 400;
-/// Longer than anything takes. Only a net.
+/// Longer than any step takes. It only ends a hanging soak.
 const NET: Duration = Duration::from_secs(100);
 
-/// A process that ends with this, by SIGKILL.
+/// A process that is ended by SIGKILL when this is dropped.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -31,7 +31,7 @@ impl Drop for Killed {
     }
 }
 
-/// Whether a guest has probes whose names begin so.
+/// Returns true if a guest has probes whose names begin with `prefix`.
 async fn has(client: &Client, vm: &str, prefix: &str) -> Result<bool, Failure> {
     let listed = client.list_probes(vm).await?;
     Ok(listed.iter().any(|probe| probe.name.starts_with(prefix)))
@@ -49,7 +49,7 @@ async fn until(client: &Client, vm: &str, prefix: &str, there: bool) -> Result<(
     waited.map_err(|_| wrong!("probes {prefix}: not {there} within {NET:?}"))?
 }
 
-/// The probes of a process that is killed go, whether it has come to register them or not.
+/// Checks that the probes of a killed process go, whether it had come to register them or not.
 pub async fn kill(world: &World, random: &mut Random) -> Result<(), Failure> {
     let client = world.connect().await?;
     let vm = world.guests[random.below(2) as usize].vm;
@@ -68,7 +68,7 @@ pub async fn kill(world: &World, random: &mut Random) -> Result<(), Failure> {
     until(&client, vm, &name, false).await
 }
 
-/// A request that can't be met is refused for what is wrong with it, and nothing of it is done.
+/// Checks that a bad request is refused for what is wrong with it, and that no part of it is done.
 pub async fn wrong(world: &World, random: &mut Random) -> Result<(), Failure> {
     let client = world.connect().await?;
     let guest = &world.guests[random.below(2) as usize];
@@ -125,7 +125,7 @@ fn parse(text: &str) -> Result<ProbeSpec, Failure> {
     spec::parse(text).map_err(|error| wrong!("{text}: {error}"))
 }
 
-/// A client whose connection breaks somewhere between a batch's request and its answer.
+/// Is a client whose connection breaks at some moment between a batch's request and its answer.
 pub async fn tear(world: &World, random: &mut Random) -> Result<(), Failure> {
     let client = world.connect().await?;
     let vm = world.guests[random.below(2) as usize].vm;
@@ -143,7 +143,7 @@ pub async fn tear(world: &World, random: &mut Random) -> Result<(), Failure> {
     until(&world.connect().await?, vm, &name, false).await
 }
 
-/// Bytes that are no call, on a connection that is then closed.
+/// Sends bytes that are no call, on a connection that is then closed.
 pub async fn garbage(world: &World, random: &mut Random) -> Result<(), Failure> {
     let client = world.connect().await?;
     let mut bytes = vec![0; random.below(2000) as usize];
@@ -160,9 +160,9 @@ pub async fn garbage(world: &World, random: &mut Random) -> Result<(), Failure> 
             .read_exact(&mut settings)
             .map_err(Failure::io("read the server's settings"))?;
     }
-    // The server may have hung up by now.
+    // The server may have closed the connection by now.
     let _it_need_not_take_all = connection.write_all(&bytes);
-    // Others go on beside it.
+    // Other clients aren't affected.
     client.list_vms().await?;
     Ok(())
 }

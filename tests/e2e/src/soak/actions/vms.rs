@@ -16,7 +16,7 @@ use crate::test::{Failure, check_eq, wrong};
 /// Bytes of an image at most.
 const IMAGE: u64 = 300_000;
 
-/// Hands a file over, which is there until it is deleted.
+/// Uploads a file, which exists until it is deleted.
 pub async fn image(world: &World, random: &mut Random) -> Result<(), Failure> {
     let client = world.connect().await?;
     let name = name("image", random);
@@ -48,7 +48,7 @@ enum End {
     Deleted,
 }
 
-/// A VM that lives for a moment beside the others.
+/// Runs a VM for a moment beside the others.
 pub async fn vm(world: &World, random: &mut Random) -> Result<(), Failure> {
     let client = world.connect().await?;
     let end = random.pick(&[
@@ -97,7 +97,7 @@ pub async fn vm(world: &World, random: &mut Random) -> Result<(), Failure> {
 fn code(a: &mut CodeAssembler, end: End) -> Result<(), IcedError> {
     match end {
         End::PowerOff | End::Held => image::power_off(a),
-        // Without a table of gates, an exception has no handler, and neither has the one that follows from it.
+        // Without an IDT, an exception has no handler, and neither has the one that follows from it.
         End::TripleFault => a.ud2(),
         End::Killed | End::Deleted => {
             let mut still = a.create_label();

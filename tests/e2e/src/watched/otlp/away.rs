@@ -33,7 +33,7 @@ async fn call(watched: &Watched) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The calls of a request, each by its time, which no other has.
+/// The calls in a request, each by its time, which is unique.
 fn calls(request: &Value) -> impl Iterator<Item = u64> + use<> {
     let records = read::records(request).into_iter();
     let calls = records.filter(|it| it["target"] == "vmprobe.audit");
@@ -77,7 +77,7 @@ fn away(cx: &Context) -> TestResult {
         }
         let taken = receiver.kill().await?;
         known.extend(taken.iter().flat_map(|it| calls(&it.request)));
-        // Neither guests nor calls wait for it.
+        // Neither guests nor calls wait for the receiver.
         call(&watched).await?;
         watched.call(5).await?;
         let up = |signal: &str| format!("vmprobe_otlp_up{{signal=\"{signal}\"}}");
@@ -114,7 +114,7 @@ fn away(cx: &Context) -> TestResult {
                 break;
             }
         }
-        // Each change is told once, and not by what is sent.
+        // Each change of state is logged once, and these log lines aren't sent to the receiver.
         let told = log(folder)?;
         for signal in ["metrics", "logs"] {
             for text in [

@@ -24,7 +24,7 @@ pub const EVENTS: Test = Test {
 /// The name of the command's probe.
 const PROBE: &str = "mine";
 
-/// Reads what the command says up to a line with this text.
+/// Reads what the command prints up to a line with this text.
 async fn said(lines: &mut Lines<BufReader<ChildStderr>>, text: &str) -> Result<String, Failure> {
     let mut told = String::new();
     loop {

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
-/// Samples by what Prometheus calls them: `name{label="value",…}`, with the labels in order.
+/// Samples by their names in Prometheus: `name{label="value",…}`, with the labels in order.
 pub type Samples = BTreeMap<String, f64>;
 
-/// The lists under these keys, one in the other.
+/// Returns the lists under these keys, each inside the one before.
 fn all<'v>(value: &'v Value, keys: &[&str]) -> Vec<&'v Value> {
     let mut found = vec![value];
     for key in keys {
@@ -36,7 +36,7 @@ fn attributes(of: &Value) -> Map<String, Value> {
     found.map(pair).collect()
 }
 
-/// Who has sent a request.
+/// The attributes of the sender of a request.
 pub fn resource(request: &Value) -> Map<String, Value> {
     let kinds = ["resourceMetrics", "resourceLogs"];
     let mut found = kinds.iter().flat_map(|kind| all(request, &[kind]));
@@ -61,8 +61,8 @@ fn number(value: &Value) -> f64 {
     text.or_else(|| value.as_f64()).unwrap_or(f64::NAN)
 }
 
-/// The samples of a request, named as the specification says for Prometheus: with the unit, and with what a counter or a
-/// histogram adds.
+/// The samples of a request, with the names that the specification prescribes for Prometheus: with the unit, and with
+/// the suffixes of a counter or a histogram.
 pub fn samples(request: &Value) -> Samples {
     let mut samples = Samples::new();
     for metric in all(request, &["resourceMetrics", "scopeMetrics", "metrics"]) {
@@ -123,7 +123,7 @@ pub fn scraped(text: &str) -> Samples {
         for label in labels.split("\",").filter(|label| !label.is_empty()) {
             let (key, text) = label.split_once("=\"")?;
             let text = text.strip_suffix('"').unwrap_or(text);
-            // The escapes of labels are those of JSON, as far as they go.
+            // The escapes of labels are a subset of JSON's.
             let text: String = serde_json::from_str(&format!("\"{text}\"")).ok()?;
             let text = match key {
                 "le" => text.parse::<f64>().ok().filter(|it| it.is_finite()),
@@ -137,7 +137,7 @@ pub fn scraped(text: &str) -> Samples {
     lines.filter_map(read).collect()
 }
 
-/// A record as the log's JSON has it, with its time in nanoseconds, and the parts of the program that are asked for.
+/// All records of a request, each as the log's JSON has it, with its time in nanoseconds.
 pub fn records(request: &Value) -> Vec<Value> {
     let mut records = Vec::new();
     for scope in all(request, &["resourceLogs", "scopeLogs"]) {

@@ -12,7 +12,7 @@ use crate::test::{Failure, wrong};
 
 const PROGRAM: &str = include_str!("receiver.py");
 
-/// One, killed when this is dropped.
+/// A receiver. It is killed when this is dropped.
 pub struct Receiver {
     process: Child,
     told: Lines<BufReader<ChildStdout>>,
@@ -25,15 +25,15 @@ pub struct Receiver {
 pub struct Taken {
     /// `metrics` or `logs`.
     pub kind: String,
-    /// What went along with it.
+    /// The request's headers.
     pub headers: Value,
     /// The request, in the protocol's JSON.
     pub request: Value,
 }
 
 impl Receiver {
-    /// Starts one at any port, or at this one if it isn't 0, for those who come by the certificates in a folder, if
-    /// there is one; returns when it listens.
+    /// Starts one at any port, or at this one if it isn't 0. With a folder of certificates, clients need those. Returns
+    /// when it listens.
     ///
     /// # Errors
     /// If it doesn't start.
@@ -78,7 +78,7 @@ impl Receiver {
         })
     }
 
-    /// Kills it, and says what it has taken before.
+    /// Kills it, and returns what it has taken before.
     ///
     /// # Errors
     /// If it can't be killed.

@@ -1,4 +1,4 @@
-//! What a receiver is told, beside what the server tells elsewhere.
+//! What a receiver is sent, compared with what the server reports elsewhere.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -21,10 +21,10 @@ pub const SAME: Test = Test {
     run: same,
 };
 
-/// What the receiver knows the server by.
+/// The secret by which the receiver recognizes the server.
 const SECRET: &str = "quite-secret-3b9e";
 
-/// Certificates, those of the server for the receiver and that of a client for the server.
+/// Makes certificates: those of the server for the receiver, and that of a client for the server.
 fn certificates(cx: &Context, folder: &Path) -> Result<(), Failure> {
     let mut init = Command::new(cx.program("vmprobe"));
     init.args(["certs", "init", "--client", "sender=observe", "--dir"]);
@@ -44,7 +44,7 @@ fn lines(file: &Path) -> Result<Vec<Value>, Failure> {
     parsed.map_err(|error| wrong!("{error} in {text}"))
 }
 
-/// A line of the log, as a record of a receiver's.
+/// Returns a line of the log as a record of a receiver.
 fn expected(line: &Value) -> Result<Value, Failure> {
     let severities = [
         ("TRACE", 1),
@@ -80,7 +80,7 @@ fn nanos(time: &Value) -> Result<u64, Failure> {
     Ok(since.unwrap_or_default().as_nanos() as u64)
 }
 
-/// What two scrapes agree on that were made before and after: what doesn't change meanwhile. A scrape itself is a
+/// Returns what two scrapes, before and after, agree on: the samples that don't change meanwhile. A scrape itself is a
 /// connection.
 fn standing(before: &str, after: &str) -> Samples {
     let after = read::scraped(after);

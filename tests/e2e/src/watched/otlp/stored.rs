@@ -31,14 +31,14 @@ struct Store {
 impl Store {
     fn start(cx: &Context) -> Result<Self, Failure> {
         let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
-        // It doesn't tell which free port it has taken.
+        // The store doesn't say which free port it has taken.
         let free = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
         let address = free.map_err(Failure::io("find a free port"))?.to_string();
         let process = Command::new(cx.program("victoria-metrics"))
             .arg(format!("-httpListenAddr={address}"))
             .arg(format!("-storageDataPath={}", folder.path().display()))
             .arg("-opentelemetry.usePrometheusNaming")
-            // Queries see what came just before.
+            // Queries also see the latest samples.
             .arg("-search.latencyOffset=0s")
             .args(["-loggerLevel=ERROR", "-memory.allowedBytes=64MB"])
             .stdin(Stdio::null())
@@ -68,7 +68,7 @@ impl Store {
 fn stored(cx: &Context) -> TestResult {
     cx.block_on(async {
         let store = Store::start(cx)?;
-        // The server may be up before it.
+        // The server may be up before the store.
         let mut watched = Watched::start_with(cx, |command| {
             let url = format!("http://{}/opentelemetry", store.address);
             command
@@ -97,7 +97,7 @@ fn stored(cx: &Context) -> TestResult {
         let scraped = read::scraped(&scraped);
         let names = read::names(&scraped);
         for name in &names {
-            // It shows what has come within about a second.
+            // The store shows new samples after about a second.
             while store.query(name).await?.is_empty() {}
         }
         check_eq!(watched.server.stop()?, Some(0), "the server's exit code");

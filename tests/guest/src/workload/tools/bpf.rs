@@ -19,7 +19,7 @@ const RAW_TRACEPOINT_OPEN: libc::c_int = 17;
 const ARRAY: u32 = 2;
 const KPROBE: u32 = 2;
 const TRACING: u32 = 26;
-/// What a tracing program is attached to.
+/// Attach types of a tracing program.
 pub const FENTRY: u32 = 24;
 pub const FEXIT: u32 = 25;
 
@@ -37,7 +37,7 @@ enum At {
 }
 
 impl Program {
-    /// At a kprobe or kretprobe.
+    /// A program at a kprobe or kretprobe.
     pub fn probe(place: &str, returns: bool) -> io::Result<Self> {
         let at = At::Probe {
             place: place.into(),
@@ -46,7 +46,7 @@ impl Program {
         Self::new(at, KPROBE, 0, 0)
     }
 
-    /// At the entry or the return of a function, by a trampoline of its own.
+    /// A program at the entry or the return of a function, by a trampoline of its own.
     pub fn trampoline(function: &str, kind: u32) -> io::Result<Self> {
         let id = Types::of_kernel()?.function(function)?;
         Self::new(At::Trampoline, TRACING, kind, id)
@@ -124,7 +124,7 @@ impl Tool for Program {
     }
 }
 
-/// `union bpf_attr`, zeros but for what is set.
+/// `union bpf_attr`: zeros except for the fields that are set.
 struct Attr([u8; 128]);
 
 impl Attr {
@@ -153,7 +153,7 @@ fn bpf_raw(command: libc::c_int, attr: &Attr) -> io::Result<libc::c_long> {
     }
 }
 
-/// A command that opens something.
+/// Makes a command that opens something.
 fn bpf(command: libc::c_int, attr: &Attr) -> io::Result<OwnedFd> {
     let opened = bpf_raw(command, attr)?;
     // SAFETY: the kernel has just opened it for us alone.
@@ -168,7 +168,7 @@ const fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> u64 {
         | (imm as u32 as u64) << 32
 }
 
-/// A program that adds one to the map's only value, whichever CPU it runs on.
+/// A program that adds one to the map's only value, on whichever CPU it runs.
 fn counter(map: libc::c_int) -> Vec<u64> {
     const PSEUDO_MAP_FD: u8 = 1;
     const LOOKUP: i32 = 1;

@@ -1,11 +1,11 @@
-//! The kernel's type information as it tells it itself (Documentation/bpf/btf.rst).
+//! The kernel's own type information (Documentation/bpf/btf.rst).
 
 use std::fs;
 use std::io;
 
 const PATH: &str = "/sys/kernel/btf/vmlinux";
 
-/// Kinds of types that are looked for, and those that are followed by more than their size says.
+/// Kinds of types that are searched for, and those with more data behind them than their size says.
 mod kind {
     pub const INT: u32 = 1;
     pub const ARRAY: u32 = 3;
@@ -20,7 +20,8 @@ mod kind {
     pub const ENUM64: u32 = 19;
 }
 
-/// A type: its number, where its name is, what it is, how many parts follow, and where they begin.
+/// A type: its number, the place of its name, its kind, how many parts follow, and where they
+/// begin.
 struct Type {
     id: u32,
     name: u32,
@@ -114,7 +115,7 @@ impl Types {
         Ok(self.find(kind::STRUCT, name)?.size as usize)
     }
 
-    /// Where a struct has a member, in bytes.
+    /// Returns the offset of a struct's member, in bytes.
     pub fn member(&self, name: &str, member: &str) -> io::Result<u32> {
         let found = self.find(kind::STRUCT, name)?;
         for part in 0..found.parts {

@@ -8,7 +8,7 @@ pub struct Relocation {
     pub addend: i64,
 }
 
-/// The symbol's address, in 64 bits; in 32 bits that are extended with its sign; seen from there.
+/// The symbol's address in 64 bits; in 32 sign-extended bits; relative to the reference.
 pub const ABSOLUTE: u32 = 1;
 pub const SIGNED: u32 = 11;
 pub const BRANCH: u32 = 4;
@@ -26,7 +26,7 @@ pub struct Section {
     pub relocations: Vec<Relocation>,
 }
 
-/// A symbol: in which of the sections, and where there; no section for one of somebody else's.
+/// A symbol: its section and its place there; no section for an external symbol.
 pub struct Symbol {
     pub name: String,
     pub section: Option<usize>,
@@ -56,7 +56,7 @@ impl Strings {
     }
 }
 
-/// A line of the table of sections, but where its bytes are.
+/// A line of the table of sections, without the place of its bytes.
 struct Line {
     name: u32,
     kind: u32,
@@ -67,11 +67,11 @@ struct Line {
     bytes: Vec<u8>,
 }
 
-/// The file. Symbol `n` of the list has the number `n`; all are global.
+/// Makes the file. Symbol `n` of the list has the number `n`; all are global.
 pub fn relocatable(sections: Vec<Section>, symbols: &[Symbol]) -> Vec<u8> {
     let (mut names, mut strings) = (Strings::new(), Strings::new());
     let count = sections.len() as u32;
-    // The first is none; then those given, the symbols, two tables of strings, relocations.
+    // The first section is empty; then come those given, the symbols, two tables of strings, and relocations.
     let (symtab, strtab, shstrtab) = (count + 1, count + 2, count + 3);
     let mut table = vec![0; 24];
     for symbol in symbols {
@@ -122,7 +122,7 @@ pub fn relocatable(sections: Vec<Section>, symbols: &[Symbol]) -> Vec<u8> {
         entry,
         bytes,
     };
-    // The first symbol, which is none, is the only one that isn't global.
+    // The first symbol, which is empty, is the only one that isn't global.
     lines.push(plain(names.add(".symtab"), SYMTAB, strtab, 1, 24, table));
     lines.push(plain(names.add(".strtab"), STRTAB, 0, 0, 0, strings.0));
     let own = names.add(".shstrtab");

@@ -13,9 +13,9 @@ const EVENT: &str = "mine/theirs";
 
 /// A dynamic event.
 pub struct Event {
-    /// As the kernel's list has it, for kprobes whose state is of interest.
+    /// Its place in the kernel's list, for kprobes whose state is reported.
     place: Option<String>,
-    /// Whether the kernel may make a jump of it.
+    /// True if the kernel may make it a jump.
     optimized: bool,
     /// Where its counts are.
     counted: Counted,
@@ -46,7 +46,8 @@ impl Event {
         })
     }
 
-    /// A function probe, at the entry or `%return`; likewise.
+    /// A function probe at the entry or, with `%return`, at the return. It is registered and not
+    /// switched on.
     pub fn fprobe(place: &str) -> io::Result<Self> {
         tracefs::append("dynamic_events", &format!("f:{EVENT} {place}"))?;
         tracefs::clear()?;
@@ -109,8 +110,8 @@ impl Tool for Event {
     }
 }
 
-/// A kprobe that is always switched on; being off means that it is a breakpoint, being on that the
-/// kernel may make a jump of it.
+/// A kprobe that is always switched on. Here, off means that it is a breakpoint, and on that the
+/// kernel may make it a jump.
 pub struct Switched(Event);
 
 impl Switched {

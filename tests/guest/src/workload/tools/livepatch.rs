@@ -1,6 +1,5 @@
-//! A live patch of one function: a module that says nothing but that
-//! (Documentation/livepatch/livepatch.rst). It is made here, byte by byte: where the kernel's structs
-//! have their members is in its type information, so it fits any kernel.
+//! A live patch of one function: a module that does only that (Documentation/livepatch/livepatch.rst). It is made here,
+//! byte by byte. The offsets in the kernel's structs come from its type information, so it fits any kernel.
 
 use std::ffi::CStr;
 use std::fs::{self, File};
@@ -17,15 +16,15 @@ use super::elf::{self, Relocation, Section, Symbol};
 use crate::workload::module;
 
 const NAME: &str = "theirs";
-/// What the patched function answers: no mask, nor an error.
+/// The result of the patched function: it isn't a mask, nor an error.
 const ANSWER: i32 = 0x1234;
 /// `MODULE_INIT_IGNORE_MODVERSIONS` and `MODULE_INIT_IGNORE_VERMAGIC`.
 const FORCE: libc::c_int = 3;
-/// How often a transition is looked at, at most, and how long in between.
+/// How often a transition is checked, at most, and the time in between.
 const ROUNDS: u32 = 20_000;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The patch of one function. Its state is whether all tasks use it, and which ones don't.
+/// The patch of one function. Its state tells whether all tasks use it, and which ones don't.
 pub struct LivePatch {
     file: File,
     waits: bool,
@@ -34,7 +33,7 @@ pub struct LivePatch {
 }
 
 impl LivePatch {
-    /// One that isn't loaded yet. Switching it on waits until all tasks use it, or not.
+    /// A patch that isn't loaded yet. If it `waits`, switching it on waits until all tasks use it.
     pub fn new(function: &str, waits: bool) -> io::Result<Self> {
         const PATH: &CStr = c"/tmp/theirs.ko";
         let path = PATH.to_string_lossy();
@@ -42,7 +41,7 @@ impl LivePatch {
         made.write_all(&module_file(&Types::of_kernel()?, function)?)?;
         made.rewind()?;
         Ok(Self {
-            // The kernel reads no module that is open for writing.
+            // The kernel doesn't read a module that is open for writing.
             file: {
                 drop(made);
                 File::open(path.as_ref())?
@@ -68,7 +67,7 @@ impl Tool for LivePatch {
     fn off(&mut self) -> io::Result<()> {
         self.on = false;
         fs::write(format!("/sys/kernel/livepatch/{NAME}/enabled"), "0")?;
-        // A patch that is off for all tasks is forgotten.
+        // The kernel forgets a patch that is off for all tasks.
         wait(|| Ok(sys("transition")?.is_none()))?;
         module::unload(NAME)
     }
@@ -102,7 +101,7 @@ fn unpatched() -> io::Result<Vec<Value>> {
         let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else {
             continue;
         };
-        // Empty for a process that has just ended.
+        // The files of a process that has just ended are empty.
         let read = |file| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
         if read("patch_state").trim() == "0" {
             unpatched
@@ -112,13 +111,13 @@ fn unpatched() -> io::Result<Vec<Value>> {
     Ok(unpatched)
 }
 
-/// What a file of the patch says; nothing if there is no patch.
+/// The content of a file of the patch; `None` if there is no patch.
 fn sys(file: &str) -> io::Result<Option<String>> {
     let path = format!("/sys/kernel/livepatch/{NAME}/{file}");
     match fs::read_to_string(Path::new(&path)) {
         Ok(text) => Ok(Some(text.trim().to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        // It went while it was read.
+        // The patch went away while the file was read.
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
         Err(error) => Err(error),
     }
@@ -143,7 +142,7 @@ fn module_file(types: &Types, function: &str) -> io::Result<Vec<u8>> {
     const DATA: usize = 1;
     const MODULE: usize = 2;
     const ENABLE: usize = 5;
-    // What is in the text, and where: 16 bytes each.
+    // The functions in the text, and their places: 16 bytes each.
     const INIT_AT: usize = 0;
     const EXIT_AT: usize = 16;
     const PATCHED_AT: usize = 32;
@@ -159,8 +158,7 @@ fn module_file(types: &Types, function: &str) -> io::Result<Vec<u8>> {
         types.size("klp_object")?,
         types.size("klp_func")?,
     );
-    // Lists of objects and functions end in one of zeros. The kernel itself is the object without a
-    // name.
+    // Lists of objects and functions end with an entry of zeros. The object without a name is the kernel itself.
     let (object_at, func_at) = (patch, patch + 2 * object);
     let name_at = func_at + 2 * func;
     let mut data = vec![0; name_at];

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::Tool;
 use crate::workload::module;
 
-/// A module by its name; it sees each call that its device answers.
+/// A module by its name. It counts the calls that its device answers.
 pub struct Module {
     name: String,
     path: String,

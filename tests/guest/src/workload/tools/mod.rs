@@ -1,14 +1,14 @@
 //! The kernel's own tools at places that a test names, step by step as it asks.
 //!
-//! A line of input is one step; each is answered by a `step` report. `refused` in it says that the
-//! kernel doesn't do it, and why; a tool that was refused isn't there.
+//! A line of input is one step; each is answered by a `step` report. `refused` in it says why the kernel doesn't do it;
+//! a refused tool isn't there.
 //!
 //! | line | what is done |
 //! | --- | --- |
 //! | `come TOOL PLACE` | the tool is put at the place, a symbol with an offset if need be |
 //! | `on`, `off` | it is switched on or off |
 //! | `go` | it is taken away |
-//! | `state` | the report has what else is to be told of it, as `state`; so have those of `come`, `on` and `off` |
+//! | `state` | the report has the tool's further state, as `state`; so have those of `come`, `on` and `off` |
 //! | `complete` | the report comes when all tasks use it |
 //! | `block N` | N processes more sleep in `read` of a pipe from now on |
 //! | `release` | all of them get what they wait for, and end |
@@ -43,13 +43,13 @@ trait Tool {
     fn on(&mut self) -> io::Result<()>;
     /// Switches it off; it stays known to the kernel where there is such a state.
     fn off(&mut self) -> io::Result<()>;
-    /// How many calls it has seen since it came; `done` is the report of those that were made last.
+    /// Returns how many calls it has seen since it came; `done` is the report of the latest calls.
     fn seen(&mut self, done: &Value) -> io::Result<u64>;
-    /// Waits until all tasks use it, where switching it on doesn't.
+    /// Waits until all tasks use it, if switching it on doesn't.
     fn complete(&self) -> io::Result<()> {
         Ok(())
     }
-    /// What else is to be told of it.
+    /// Returns further state for the report.
     fn state(&self) -> io::Result<Value> {
         Ok(Value::Null)
     }
@@ -57,7 +57,7 @@ trait Tool {
     fn go(&mut self) -> io::Result<()>;
 }
 
-/// What one step leaves to the next.
+/// The state that one step leaves to the next.
 #[derive(Default)]
 struct Kept {
     tool: Option<Box<dyn Tool>>,
@@ -151,7 +151,7 @@ fn step(words: &[&str], Kept { tool, readers }: &mut Kept) -> io::Result<Value> 
     }
 }
 
-/// Puts a tool at a place. All are switched on but `kprobe-disabled`.
+/// Puts a tool at a place. All are switched on except for `kprobe-disabled`.
 fn come(kind: &str, place: &str) -> io::Result<Box<dyn Tool>> {
     let mut tool: Box<dyn Tool> = match kind {
         // The function tracer, and the one that also sees returns.
@@ -173,7 +173,7 @@ fn come(kind: &str, place: &str) -> io::Result<Box<dyn Tool>> {
         "bpf-kretprobe" => Box::new(bpf::Program::probe(place, true)?),
         "bpf-fentry" => Box::new(bpf::Program::trampoline(place, bpf::FENTRY)?),
         "bpf-fexit" => Box::new(bpf::Program::trampoline(place, bpf::FEXIT)?),
-        // A live patch of the function that all tasks use when it has come, and one that has only begun then.
+        // A live patch of the function that all tasks use before the step ends, and one that has only begun then.
         "livepatch" => Box::new(livepatch::LivePatch::new(place, true)?),
         "livepatch-begun" => Box::new(livepatch::LivePatch::new(place, false)?),
         // A module: its function is there while it is loaded.
@@ -183,7 +183,7 @@ fn come(kind: &str, place: &str) -> io::Result<Box<dyn Tool>> {
     match tool.on() {
         Ok(()) => Ok(tool),
         Err(error) => {
-            // The reason why it isn't there is told; that it can't be taken away either follows.
+            // The report has the reason why it isn't there. That it can't be removed either follows from that.
             let _never_came = tool.go();
             Err(error)
         }

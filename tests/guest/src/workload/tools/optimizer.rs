@@ -9,24 +9,24 @@ use std::time::{Duration, Instant};
 use crate::workload::{debugfs, tracefs};
 
 const SWITCH: &str = "/proc/sys/debug/kprobes-optimization";
-/// A kprobe that can always be optimized: at a function that begins by pushing and moving registers, since the
-/// kernel copies no calls and 6.1 no shifts either (`copy_optimized_instructions` in
-/// `arch/x86/kernel/kprobes/opt.c`, `can_boost` in `core.c`), and that ends in another function: 6.1 takes the
-/// jump to a return thunk for an indirect one, which may lead anywhere (`can_optimize`).
+/// A kprobe that can always be optimized: at a function that begins by pushing and moving registers, since the kernel
+/// copies no calls, and 6.1 no shifts either (`copy_optimized_instructions` in `arch/x86/kernel/kprobes/opt.c`,
+/// `can_boost` in `core.c`). The function ends with a jump to another one, as 6.1 takes the jump to a return thunk for
+/// an indirect one, which may lead anywhere (`can_optimize`).
 const CONTROL: (&str, &str) = ("mine/control", "__bpf_prog_free");
-/// How long that may take; the kernel waits until each task has slept or run in user mode.
+/// How long optimizing may take; the kernel waits until each task has slept or run in user mode.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(2);
-/// What the kernel's list says of a kprobe that is a jump.
+/// The mark of a jump in the kernel's list.
 const OPTIMIZED: &str = "[OPTIMIZED]";
 
-/// Lets kprobes be jumps, or makes breakpoints of all.
+/// Lets kprobes be jumps, or turns all into breakpoints.
 pub fn allow(may: bool) -> io::Result<()> {
     fs::write(SWITCH, if may { "1\n" } else { "0\n" })
 }
 
-/// Waits until the kernel has optimized all that it can. It takes them in the order in which they were
-/// switched on, so a last one tells when the others have been dealt with.
+/// Waits until the kernel has optimized all that it can. It takes kprobes in the order in which they were switched on,
+/// so a last one shows that the others have been processed.
 pub fn settle() -> io::Result<()> {
     let (event, function) = CONTROL;
     let place = format!("{function}+{:#x}", inside(function)?);
@@ -38,7 +38,7 @@ pub fn settle() -> io::Result<()> {
     optimized
 }
 
-/// Waits until the kernel has made a jump of the kprobe at a place.
+/// Waits until the kernel has made the kprobe at a place a jump.
 fn wait(place: &str) -> io::Result<()> {
     let start = Instant::now();
     while !listed(place)?.contains(OPTIMIZED) {
@@ -50,7 +50,7 @@ fn wait(place: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// What the kernel's list says of the kprobe at a place: `[DISABLED]`, `[OPTIMIZED]`, `[FTRACE]`.
+/// Returns the marks of the kprobe at a place in the kernel's list: `[DISABLED]`, `[OPTIMIZED]`, `[FTRACE]`.
 pub fn listed(place: &str) -> io::Result<String> {
     let (function, offset) = place.split_once('+').unwrap_or((place, "0x0"));
     let offset = u64::from_str_radix(offset.trim_start_matches("0x"), 16);
@@ -59,8 +59,8 @@ pub fn listed(place: &str) -> io::Result<String> {
     Ok(flags(&list, symbol(function)? + offset).unwrap_or_default())
 }
 
-/// The flags of the line of the kprobe at this address. The place there may be told by another name of the
-/// same function.
+/// Returns the flags in the line of the kprobe at this address. The line may name the place by another name of the same
+/// function.
 fn flags(list: &str, at: u64) -> Option<String> {
     list.lines().find_map(|line| {
         let mut words = line.split_whitespace();
@@ -69,13 +69,13 @@ fn flags(list: &str, at: u64) -> Option<String> {
     })
 }
 
-/// How far behind a function's start the code behind its ftrace site is: 5 bytes for the site, and 4
-/// for `endbr64` where there is one.
+/// Returns the offset of the code behind a function's ftrace site: 5 bytes for the site, and 4 for an `endbr64`, if
+/// there is one.
 fn inside(function: &str) -> io::Result<u64> {
     let filters = tracefs::read("available_filter_functions_addrs");
     let start = symbol(function)?;
     match filters {
-        // 6.6 and later tell where the site is; before, no function has an `endbr64`. The name there may be
+        // 6.6 and later list the addresses of sites; before that, no function has an `endbr64`. The listed name may be
         // another one of the same function.
         Ok(text) => {
             let at_start = start..start + 5;

@@ -1,4 +1,4 @@
-//! Tools that leave lines in the trace buffer and are counted by them.
+//! Tools that write lines to the trace buffer, by which their calls are counted.
 
 use std::io;
 
@@ -16,7 +16,7 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// `name` is as in `available_tracers`.
+    /// `name` is one of `available_tracers`.
     pub fn new(name: &str, function: &str) -> Self {
         Self {
             name: name.into(),
@@ -37,7 +37,7 @@ impl Tool for Tracer {
     }
 
     fn off(&mut self) -> io::Result<()> {
-        // Another tracer empties the buffer.
+        // Choosing another tracer empties the buffer.
         self.seen(&Value::Null)?;
         self.on = false;
         tracefs::write("current_tracer", "nop")
@@ -63,8 +63,8 @@ impl Tool for Tracer {
     }
 }
 
-/// A trace event of the kernel's own about names of threads, `SYSTEM/NAME`; only for the name that
-/// the system call `rename` gives.
+/// A trace event of the kernel's own, `SYSTEM/NAME`, about names of threads; only for the name that
+/// the system call `rename` sets.
 pub struct StaticEvent {
     event: String,
     seen: u64,
@@ -86,7 +86,7 @@ impl StaticEvent {
 impl Tool for StaticEvent {
     fn on(&mut self) -> io::Result<()> {
         tracefs::clear()?;
-        // Kernel threads are named as well.
+        // The names of kernel threads make events, too.
         tracefs::write(
             &format!("events/{}/filter", self.event),
             "newcomm == \"guest\"",

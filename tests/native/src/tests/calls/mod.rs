@@ -24,7 +24,7 @@ use crate::tests::pointers::World;
 const FUNCTION: [u8; 6] = [0xb8, 7, 0, 0, 0, 0xc3];
 /// `jmp` to the function 256 bytes before.
 const JUMPER: [u8; 5] = [0xe9, 0xfb, 0xfe, 0xff, 0xff];
-/// Where in the text what is.
+/// Offsets in the text.
 const SECOND: usize = 256;
 const SHARED: usize = 4096;
 const DETOURS: usize = 8192;
@@ -50,7 +50,8 @@ impl Probed {
         Self::with(records, lossless, JUMPER)
     }
 
-    /// The same with calls that are only counted, and the second function jumping elsewhere.
+    /// As [`new`](Self::new), with calls that are only counted, and with the second function
+    /// jumping to `place`.
     fn jumping_to(place: usize) -> Self {
         let by = place as i32 - (SECOND + JUMPER.len()) as i32;
         let mut jumper = JUMPER;
@@ -73,7 +74,7 @@ impl Probed {
         probed
     }
 
-    /// No function yet.
+    /// Makes it without any function.
     fn unprobed() -> Self {
         let cpu = Cpu::new().unwrap();
         let blocks = Blocks::new(1).unwrap();
@@ -101,7 +102,7 @@ impl Probed {
         }
     }
 
-    /// Has most registers point into a world of memory, or nowhere.
+    /// Makes most registers point into a world of memory, or to unmapped addresses.
     fn point_into(&mut self, world: &World, random: &mut Random) {
         let numbers = std::array::from_fn(|_| world.pointer(random));
         self.registers = Registers {
@@ -111,7 +112,7 @@ impl Probed {
         };
     }
 
-    /// Puts a function there, with a jump at its entry, and returns the detour.
+    /// Puts a function there, with a jump at its entry. Returns the detour.
     fn probe(&mut self, (at, code): (usize, &[u8]), number: u32, purpose: &Purpose) -> Detour {
         let region = region::at(self.text.address(at), code).unwrap();
         let (tag, dead) = (Tag { number, cell: 0 }, Dead::default());
@@ -124,12 +125,12 @@ impl Probed {
         detour
     }
 
-    /// Where the return address of the function is.
+    /// The address of the function's return address.
     fn slot(&self) -> u64 {
         self.registers.rsp - 8
     }
 
-    /// Calls the function there, checks that it does what it does, and nothing else.
+    /// Calls the function there. Checks its result, and that nothing else has changed.
     fn call(&mut self, at: usize) {
         let state = self.begin(at);
         self.check(&state);
@@ -149,7 +150,7 @@ impl Probed {
         assert_eq!((state.registers, state.fault), (expected, None));
     }
 
-    /// One instruction with this opcode that leads there.
+    /// Makes a case of one instruction with this opcode that leads to `to`.
     fn case(&self, opcode: u8, to: u64, registers: Registers, data: &[u8]) -> Case {
         let layout = self.cpu.layout();
         let by = to.wrapping_sub(layout.code + JUMP_LEN as u64) as i32;
@@ -164,7 +165,8 @@ impl Probed {
         case
     }
 
-    /// What the return of a call that began with these registers tells.
+    /// Returns the words that the record of a return has, for a call that began with these
+    /// registers.
     fn expected(&self) -> Vec<u64> {
         let exit = Registers {
             rax: 7,
@@ -175,7 +177,7 @@ impl Probed {
         words
     }
 
-    /// What the return tells of the call, but for when it began.
+    /// Returns the words about the call, without the time of its beginning.
     fn of_call(&self) -> Vec<u64> {
         let entry = Registers {
             rsp: self.slot(),
@@ -187,12 +189,12 @@ impl Probed {
         words
     }
 
-    /// Where the call returns to.
+    /// The address to which the call returns.
     fn caller(&self) -> u64 {
         self.cpu.layout().code + JUMP_LEN as u64
     }
 
-    /// The detours of the returns in the ring, each of which has to tell what it has to.
+    /// Returns the detours of the returns in the ring. Each record must have the expected words.
     fn returned(&self) -> Vec<u32> {
         let expected = self.expected();
         let told = self.blocks.drain(0).into_iter().map(|mut record| {
@@ -205,7 +207,7 @@ impl Probed {
         told.collect()
     }
 
-    /// Active, missed, counted.
+    /// Calls that are active, missed, and counted.
     fn tally(&self, number: u32) -> (u32, u32, u32) {
         let tally = self.blocks.tally(number);
         (tally.active, tally.missed, tally.counted)
@@ -254,7 +256,7 @@ fn calls_beyond_the_limit_are_missed() {
 
 #[test]
 fn a_call_whose_task_has_ended_makes_room_and_is_counted_as_one_that_never_returns() {
-    // One that no probe follows any more isn't counted.
+    // An ended call that no probe follows any more isn't counted.
     for (word, followed) in [(!NUMBER & !ORPHAN, WAYS as u32), (!NUMBER, 0)] {
         let mut probed = Probed::new(false, false);
         let slot = probed.slot();
@@ -364,7 +366,8 @@ fn a_lossless_return_traps_and_tries_again_or_gives_up() {
 
 #[test]
 fn at_the_places_where_a_call_is_told_of_it_is_and_it_is_in_the_table_yet() {
-    // Recorded, missed as the ring is full, and both before and after it is counted out.
+    // Recorded; missed as the ring is full; and both before and after the call is removed from the
+    // active ones.
     for (place, records, full) in [
         (0, true, false),
         (1, true, true),
@@ -397,10 +400,11 @@ fn at_the_places_where_a_call_is_told_of_it_is_and_it_is_in_the_table_yet() {
     }
 }
 
-/// `xchg [rsp],r15; jmp` to the function 512 bytes before: somebody takes the return address too.
+/// `xchg [rsp],r15; jmp` to the function 512 bytes before: a tool of the guest's takes the return
+/// address too.
 const TOOL: [u8; 9] = [0x4c, 0x87, 0x3c, 0x24, 0xe9, 0xf7, 0xfd, 0xff, 0xff];
 const TOOL_AT: usize = 2 * SECOND;
-/// `push r15; mov $...,%r15; ret`: he gives it back, and R15.
+/// `push r15; mov $...,%r15; ret`: the tool restores the return address, and R15.
 const GIVES_BACK: [u8; 5] = [0x41, 0x57, 0x49, 0xc7, 0xc7];
 const GIVES_BACK_AT: usize = TOOL_AT + 64;
 

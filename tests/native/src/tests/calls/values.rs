@@ -1,4 +1,4 @@
-//! Returns that tell of memory.
+//! Returns whose records have values from memory.
 
 use guest_state::Registers;
 use probe_engine::detour::{Follow, Purpose};
@@ -18,7 +18,7 @@ use crate::tests::pointers::any_memory::{encoded, filter, meets, task, value, wi
 /// `xchg %rdi,%rsi; lea 8(%rcx),%rax; ret`
 pub(super) const FUNCTION: [u8; 8] = [0x48, 0x87, 0xfe, 0x48, 0x8d, 0x41, 0x08, 0xc3];
 
-/// What the function's caller finds.
+/// Returns the registers that the function's caller finds.
 pub(super) fn after(registers: &Registers) -> Registers {
     Registers {
         rdi: registers.rsi,
@@ -44,7 +44,7 @@ pub(super) fn values(world: &World, random: &mut Random) -> Vec<Value> {
     (0..count).map(|_| value(random)).collect()
 }
 
-/// Calls the function in a world of memory.
+/// The function, called in a world of memory.
 struct Tried<'a> {
     probed: &'a mut Probed,
     world: &'a World,
@@ -65,7 +65,7 @@ impl Tried<'_> {
         self.probed.probe((0, &FUNCTION), FIRST_NUMBER, &purpose);
     }
 
-    /// What the host takes of the same memory.
+    /// Returns what the host takes from the same memory.
     fn taken(&self, values: &[Value]) -> Vec<Taken> {
         let flags = |registers| Registers {
             rflags: self.probed.registers.rflags | 0x202,
@@ -93,7 +93,7 @@ impl Tried<'_> {
         values.iter().map(take).collect()
     }
 
-    /// The values of the returns in the ring. All else has to be as without them.
+    /// Returns the values of the returns in the ring. Everything else must be as without values.
     fn returned(&self) -> Vec<Vec<u64>> {
         let exit = after(&self.probed.registers);
         let mut expected = single::recorded(Fetches::ALL, &exit);

@@ -26,13 +26,13 @@ struct Generated<'a> {
 }
 
 impl Generated<'_> {
-    /// Where an address is in the code that calls return to.
+    /// Returns the offset of an address in the code that calls return to.
     fn in_shared(&self, at: u64) -> Option<u32> {
         let offset = at.checked_sub(self.start)?;
         (offset < self.shared.code.len() as u64).then_some(offset as u32)
     }
 
-    /// Where an address is in the detour's own code.
+    /// Returns the offset of an address in the detour's own code.
     fn in_detour(&self, at: u64) -> Option<u32> {
         let offset = at.checked_sub(self.detour.at.0)?;
         let inside = (offset < self.detour.code.len() as u64).then_some(offset as u32);
@@ -46,12 +46,13 @@ impl Generated<'_> {
         }
     }
 
-    /// Whether that has to lead anywhere: the first instruction of the code that calls return to stands for a return.
+    /// Returns true if the address must have a way out. The first instruction of the code that calls return to has
+    /// none: it stands for a return.
     fn is_generated(&self, at: u64) -> bool {
         at != self.start && (self.in_shared(at).is_some() || self.in_detour(at).is_some())
     }
 
-    /// What of the guest's a step leads to, and RSP there.
+    /// Returns the address of the guest's to which a step leads, and RSP there.
     fn leads_to(&self, step: &Step) -> Option<(u64, u64)> {
         let (mut at, mut rsp) = (step.rip, step.rsp);
         let mut found = None;

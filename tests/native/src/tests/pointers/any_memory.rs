@@ -1,4 +1,4 @@
-//! Values and filters of all kinds, of memory that may be mapped or not.
+//! Values and filters of all kinds, with memory that may be mapped or not.
 
 use guest_kernel::context::TaskContext;
 use guest_state::Registers;
@@ -58,7 +58,7 @@ pub fn value(world: &World, random: &mut Random) -> Value {
     Value { base, loads, take }
 }
 
-/// A comparison that is met now and then.
+/// Returns a comparison that is met now and then.
 fn test(random: &mut Random, taken: &[Taken]) -> Filter {
     let index = random.below(taken.len().max(1) as u64) as usize;
     let bytes = match taken.get(index) {
@@ -80,7 +80,7 @@ fn test(random: &mut Random, taken: &[Taken]) -> Filter {
             0 => Number::Pid,
             1 => Number::Tgid,
             2 => Number::Cpu,
-            // What is shorter has no more bits.
+            // A shorter value doesn't have these bits.
             _ if len < 8 => Number::Cpu,
             _ => of_value,
         };
@@ -133,7 +133,7 @@ pub(in crate::tests) fn task() -> TaskContext {
     }
 }
 
-/// Whether a hit of [`task`] with these values meets the filter, if there is one.
+/// Returns true if a hit of [`task`] with these values meets the filter, or if there is none.
 pub(in crate::tests) fn meets(filter: Option<&Filter>, taken: &[Taken]) -> bool {
     filter.is_none_or(|filter| {
         filter.holds(&Subject {
@@ -144,7 +144,7 @@ pub(in crate::tests) fn meets(filter: Option<&Filter>, taken: &[Taken]) -> bool 
     })
 }
 
-/// A filter that looks at these values.
+/// Returns a filter on these values.
 pub(in crate::tests) fn filter(random: &mut Random, taken: &[Taken], depth: u32) -> Filter {
     let several = |random: &mut Random| {
         let count = random.below(4);
@@ -160,7 +160,7 @@ pub(in crate::tests) fn filter(random: &mut Random, taken: &[Taken], depth: u32)
     }
 }
 
-/// A record's words for these values.
+/// Returns a record's words for these values.
 pub fn encoded(taken: &[Taken]) -> Vec<u64> {
     let mut words = Vec::new();
     for value in taken {
@@ -178,7 +178,7 @@ pub fn encoded(taken: &[Taken]) -> Vec<u64> {
     words
 }
 
-/// Clears what is behind the last byte of each value: nobody reads it.
+/// Clears the padding behind the last byte of each value, which isn't used.
 pub fn without_padding(mut words: Vec<u64>) -> Vec<u64> {
     let mut at = 0;
     while at < words.len() {
@@ -196,7 +196,7 @@ pub fn without_padding(mut words: Vec<u64>) -> Vec<u64> {
     words
 }
 
-/// Whether a value has a piece of the stack that an interrupt has left.
+/// Returns true if a value has a piece of the stack that an interrupt came from.
 fn leads_on(value: &Value, taken: &Taken) -> bool {
     match (value.take, taken) {
         (Take::Stack { .. }, Taken::Bytes(bytes)) => !stack_pieces(0, bytes)[1].1.is_empty(),
@@ -223,7 +223,7 @@ fn a_detour_takes_what_an_interpreter_takes_of_any_memory() {
             for _ in 0..HITS {
                 let layout = cpu.layout();
                 let mut numbers = std::array::from_fn(|_| world.pointer(&mut random));
-                // A stack for interrupts, which a register leads to.
+                // A stack for interrupts, to which a register points.
                 let page = LOW.start.0 + TABLES * PAGE;
                 let word = page + 2048 + 8 * random.below(100);
                 world.put(word, world.pointer(&mut random));

@@ -1,5 +1,5 @@
-//! Detours that follow pointers: what they take is what an interpreter takes that walks the same page tables,
-//! whatever the pointers and the tables are.
+//! Detours that follow pointers. Whatever the pointers and the page tables are, a detour takes the same values as an
+//! interpreter that walks the same page tables.
 
 pub(super) mod any_memory;
 mod stack;
@@ -20,7 +20,7 @@ use crate::jump::region;
 /// `mov $7,%eax`
 const CODE: [u8; 5] = [0xb8, 7, 0, 0, 0];
 const PAGE: u64 = 4096;
-/// Page tables at the beginning of the low RAM; behind them is what they map.
+/// Pages of page tables at the beginning of the low RAM; the pages that they map follow.
 const TABLES: u64 = 64;
 const CELL: u32 = 4;
 
@@ -46,7 +46,7 @@ impl World {
         for at in [LOW.start.0 + TABLES * PAGE, HIGH.start.0] {
             let mut bytes = vec![0; (3 * PAGE) as usize];
             random.fill(&mut bytes);
-            // Texts end now and then.
+            // Zeros, so that texts end.
             for byte in &mut bytes {
                 if *byte < 8 {
                     *byte = 0;
@@ -67,7 +67,7 @@ impl World {
         self.ram.write_u64(GuestPhysAddr(at), word).unwrap();
     }
 
-    /// Physical memory that may be mapped, and some that is none.
+    /// Returns the address of physical memory that may be mapped, or of none.
     fn frame(random: &mut Random) -> u64 {
         match random.below(8) {
             0 => random.bits() & 0x000f_ffff_ffff_f000,
@@ -154,7 +154,7 @@ impl World {
         self.ram.pointers(self.levels)
     }
 
-    /// Reads as a detour may: byte by byte, as neighbours may be on other pages.
+    /// Reads as a detour may: byte by byte, as adjacent bytes may be on different pages.
     pub(super) fn read(&self, at: u64, into: &mut [u8]) -> bool {
         let mode = match self.levels {
             5 => PagingMode::FiveLevel,
@@ -193,7 +193,8 @@ struct Probed<'a> {
 }
 
 impl Probed<'_> {
-    /// The records that a hit leaves, and what its counter grows by. All else must be as without a probe.
+    /// Returns the records that a hit leaves, and the increase of its counter. Everything else must be as without a
+    /// probe.
     fn hit(&mut self, purpose: &Purpose, dead: Dead) -> (Vec<Vec<u64>>, u32) {
         let layout = self.cpu.layout();
         let mut case = Case::exactly(&CODE, self.registers, &[], layout).unwrap();

@@ -29,11 +29,12 @@ fn a_stack_has_the_return_addresses_that_ours_stand_in_the_places_of() {
         environment.following = Some(blocks.following(TRAMPOLINE));
         let page = LOW.start.0 + TABLES * PAGE;
         let stack = DIRECT_MAP + page;
-        // Of the whole value and of its first piece.
+        // Lengths of the whole value and of its first piece.
         let len = WORDS as u64 * 8;
         let mut expected = vec![8 + len, len];
         let (mut followed, mut unknown, mut interrupted) = (0, 0, 0);
-        // What began last at one place has its address there; it may be anywhere in the bucket.
+        // Of several calls with one return address, the one that began last has its address there.
+        // It may be anywhere in the bucket.
         let follow = |random: &mut Random, slot| {
             let first = calls::bucket(slot) * calls::WAYS;
             let levels = [random.below(2) as u32, 2];
@@ -55,12 +56,13 @@ fn a_stack_has_the_return_addresses_that_ours_stand_in_the_places_of() {
                     followed += 1;
                     (TRAMPOLINE, follow(&mut random, slot))
                 }
-                // What the trampoline's first instruction pushes.
+                // The word that the trampoline's first instruction pushes.
                 1 => {
                     followed += 1;
                     (TRAMPOLINE + 5, follow(&mut random, slot))
                 }
-                // Where an interrupt came in, with RSP right above what it has overwritten.
+                // The frame of an interrupt, with RSP right above the return address that the frame
+                // has overwritten.
                 2 if there.len() + 4 <= WORDS => {
                     interrupted += 1;
                     let rsp = stack - 8 * random.below(400);
@@ -69,7 +71,7 @@ fn a_stack_has_the_return_addresses_that_ours_stand_in_the_places_of() {
                     expected.extend([rip, 0x10, 0x246, rsp]);
                     continue;
                 }
-                // Nobody knows the call: the table has been written over.
+                // The call isn't in the table, which has been overwritten.
                 3 => {
                     unknown += 1;
                     (TRAMPOLINE, TRAMPOLINE)

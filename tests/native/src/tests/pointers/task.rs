@@ -1,4 +1,4 @@
-//! What a record tells of the task.
+//! What a record has of the task.
 
 use guest_kernel::context::TaskContext;
 use guest_state::Registers;
@@ -52,7 +52,7 @@ fn a_record_tells_of_the_task() {
             ..Purpose::default()
         };
         let (mut records, _) = probed.hit(&purpose, Dead::default());
-        // IF is the host's.
+        // IF is that of the host.
         records[0][0] |= 0x200;
         assert_eq!(records, [expected]);
     }
