@@ -1,6 +1,6 @@
 //! What a hit records: a list of fetches, each of which takes one value.
 //!
-//! Breakpoints and detours use the same list. A breakpoint takes the values from the stopped vCPU ([`Fetches::take`]).
+//! Breakpoints and detours use the same list. A breakpoint takes the values from the stopped vCPU (`Fetches::take`).
 //! The code of a detour writes them into a record ([`Fetches::layout`] tells where), and the reader of the rings gets
 //! them from there ([`Fetched`]).
 

@@ -162,7 +162,7 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Returns the next hits, in at most [`BATCH`] bytes, or `None` when the VM has ended and all are delivered.
+    /// Returns the next hits, in at most `BATCH` bytes, or `None` when the VM has ended and all are delivered.
     pub async fn next(&mut self) -> Option<EventBatch> {
         loop {
             match self.queue.take() {

@@ -42,7 +42,7 @@ pub struct Limits {
     pub sessions: usize,
     /// Connections of clients at the same time.
     pub connections: usize,
-    /// MiB of one request. A batch of [`PROBES_A_BATCH`] probes with long names fits into 16.
+    /// MiB of one request. A batch of `PROBES_A_BATCH` probes with long names fits into 16.
     pub request_mib: usize,
     /// Seconds that an upload may take for its next part.
     pub upload_seconds: u64,

@@ -1,7 +1,7 @@
 //! The probe engine: registers probes and answers their traps.
 //!
 //! A probe is an int3 over the first byte of an instruction, in physical memory, or a debug
-//! register. Several probes at one address share it. The hot path, [`Engine::on_breakpoint`], takes
+//! register. Several probes at one address share it. The hot path, `Engine::on_breakpoint`, takes
 //! a snapshot of an immutable table of sites and holds no lock while it works; a change of probes
 //! builds the next table and swaps it in.
 //!
@@ -74,7 +74,7 @@ pub use returns::under_way::FollowedCall;
 
 /// The probes of one VM. All methods may be called from several threads.
 ///
-/// Its parts own their locks. A thread that needs several takes them in the order of [`Rank`].
+/// Its parts own their locks. A thread that needs several takes them in the order of `lock::Rank`.
 pub struct Engine {
     kernel: Arc<Kernel>,
     vcpus: u32,

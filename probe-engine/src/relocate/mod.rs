@@ -1,12 +1,12 @@
 //! One instruction, executed somewhere else.
 //!
-//! A copy does at its place exactly what the instruction does at its own, but for where execution goes on: [`passing`]
+//! A copy does at its place exactly what the instruction does at its own, but for where execution goes on: `passing`
 //! appends that. Instructions that would show the difference are refused: code that reads, pushes or records its own
 //! address, branches, and what must stay next to its neighbour. A copy is verbatim, redundant prefixes and all; only
 //! the displacement of an operand that is addressed by RIP is rewritten, and the result decoded to see that it is the
 //! same instruction on the same address.
 //!
-//! An exception that a copy raises shows the guest the copy's address: see [`Raises`]. A guest's own
+//! An exception that a copy raises shows the guest the copy's address: see `Raises`. A guest's own
 //! data breakpoints (DR0 to DR3) show it too, as do stack traces from an interrupt in a copy.
 
 mod continuation;

@@ -8,7 +8,7 @@
 //!
 //! A thread hands its filters down to the threads that it starts (seccomp(2), "execve, fork and clone"). So that a
 //! vCPU's thread, which starts a device when the driver says so, needs no more than its own calls, one thread
-//! starts all others: the [`Starter`]. It also makes the VM, before it is restricted itself.
+//! starts all others: the `Starter`. It also makes the VM, before it is restricted itself.
 
 mod allocator;
 mod capabilities;
