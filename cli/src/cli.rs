@@ -96,8 +96,8 @@ pub enum Command {
     /// Boot a guest on a server of its own, console on this terminal, until it ends
     ///
     /// With --root a folder of this host's is the guest's root: vmprobe run --kernel bzImage --root / -- make check
-    /// runs one command there, with this process' input and output, and ends with its exit code. With --init instead of a
-    /// command, the system in the folder or on the disk is booted.
+    /// runs one command there, with this process' input and output, and ends with its exit code. With --init instead of
+    /// a command, the system in the folder or on the disk is booted.
     #[command(after_help = PROBE_SYNTAX)]
     Run(Box<Run>),
     /// Boot a guest on a server of its own and print what its boot spends its time on
@@ -267,8 +267,8 @@ pub struct Create {
     #[arg(long)]
     pub hold: bool,
     /// Which of the kernel, initramfs, symbols and disks are handed over to the server, as images. What isn't is a path
-    /// on the server's host, or `image:NAME`. A guest that writes to a disk that was handed over writes to a copy, which
-    /// goes with the VM
+    /// on the server's host, or `image:NAME`. A guest that writes to a disk that was handed over writes to a copy,
+    /// which goes with the VM
     #[arg(long, value_enum, default_value_t = Push::Auto)]
     pub push: Push,
     #[command(flatten)]

@@ -166,8 +166,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Refuses a value that the option doesn't take. Options that go together may be given in several places, so what is
-    /// wrong about those is told when all are parsed.
+    /// Refuses a value that the option doesn't take. Options that go together may be given in several places, so what
+    /// is wrong about those is told when all are parsed.
     fn check(&self, name: &str, at: usize, word: &OsString) -> Result<(), ConfigurationError> {
         let program = OsString::from(self.command.get_name());
         let Err(error) = self.command.clone().try_get_matches_from([&program, word]) else {

@@ -1,7 +1,8 @@
 //! The registers of a vCPU as gdb numbers them.
 //!
-//! Source: the features `org.gnu.gdb.i386.core`, `.sse` and `.segments` of gdb's manual (G.5.8), whose registers come in
-//! the order of gdb's own `features/i386/64bit-core.xml` and `64bit-sse.xml`. What `target.xml` says is what is done here.
+//! Source: the features `org.gnu.gdb.i386.core`, `.sse` and `.segments` of gdb's manual (G.5.8), whose registers come
+//! in the order of gdb's own `features/i386/64bit-core.xml` and `64bit-sse.xml`. What `target.xml` says is what is done
+//! here.
 
 use std::num::NonZeroUsize;
 

@@ -83,8 +83,8 @@ fn devices() -> io::Result<Vec<String>> {
     Ok(all.map(|name| format!("/dev/{name}")).collect())
 }
 
-/// File systems to try, each with options: those that the kernel knows and that are on a device, which are lines without
-/// `nodev` (proc(5)).
+/// File systems to try, each with options: those that the kernel knows and that are on a device, which are lines
+/// without `nodev` (proc(5)).
 fn file_systems() -> io::Result<Vec<(String, &'static str)>> {
     let text = fs::read_to_string("/proc/filesystems")?;
     Ok(to_try(&text))

@@ -44,8 +44,8 @@ pub trait GuestMemory {
         Ok(is_there)
     }
 
-    /// Has the processor bring what is at `at` into its caches, without a wait for it. It is a hint: where nothing can be
-    /// brought, nothing happens.
+    /// Has the processor bring what is at `at` into its caches, without a wait for it. It is a hint: where nothing can
+    /// be brought, nothing happens.
     fn prefetch(&self, at: GuestPhysAddr) {
         let _no_hint = at;
     }

@@ -15,8 +15,8 @@ pub struct Settings {
     pub changes: bool,
     /// Whether the threads of VMs have filters of system calls.
     pub seccomp: bool,
-    /// The folders below which clients may name files. None of them: the server's own user may name any file, and nobody
-    /// else one.
+    /// The folders below which clients may name files. None of them: the server's own user may name any file, and
+    /// nobody else one.
     pub files: Folders,
     /// The folder where images are kept. None: clients can hand none over.
     pub images: Option<PathBuf>,

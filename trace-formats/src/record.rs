@@ -14,8 +14,8 @@ use crate::writer::Guest;
 
 /// All that an event tells. `docs/trace-event.schema.json` describes its JSON.
 ///
-/// Addresses and registers are strings there, such as `"0xffffffff812f0c10"`, so that no reader loses their low bits. What
-/// isn't known is null. Text of the guest that isn't UTF-8 has `\xNN` for its odd bytes, and ends at a NUL.
+/// Addresses and registers are strings there, such as `"0xffffffff812f0c10"`, so that no reader loses their low bits.
+/// What isn't known is null. Text of the guest that isn't UTF-8 has `\xNN` for its odd bytes, and ends at a NUL.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Record {
     /// The name of the probe; empty if the recorder doesn't know the probe.

@@ -19,7 +19,7 @@ pub struct StoppedVm<'a> {
     shared: &'a Shared,
     vcpus: &'a [Arc<Mutex<KvmVcpu>>],
     /// The control registers that were asked for, by vCPU: KVM is asked once, however often they are
-    /// read.
+    /// read. Nothing changes them meanwhile: before a vCPU stops, KVM completes its pending access.
     control: Vec<Cell<Option<ControlRegisters>>>,
     since: Instant,
     _hold: Hold<'a>,
@@ -100,10 +100,7 @@ impl StoppedGuest for StoppedVm<'_> {
     }
 
     fn set_registers(&self, vcpu: VcpuId, registers: &Registers) -> Result<(), VcpuError> {
-        let stopped = self.vcpu(vcpu)?;
-        // A pending access is completed first, which may be any instruction's.
-        self.control[vcpu.0 as usize].take();
-        stopped.lock().move_to(registers)
+        self.vcpu(vcpu)?.lock().move_to(registers)
     }
 
     fn control(&self, vcpu: VcpuId) -> Result<ControlRegisters, VcpuError> {

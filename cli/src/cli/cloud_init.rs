@@ -9,9 +9,9 @@ use clap::Args;
 pub struct CloudInitArgs {
     /// A folder with what cloud-init sets the guest's system up by: user-data, meta-data, network-config, vendor-data
     ///
-    /// The guest gets those of these files that are there as a disk that it can't change, behind its other disks: a seed of
-    /// cloud-init's data source `NoCloud`. Without meta-data the instance is called by what the other files say, so that
-    /// cloud-init sets the system up once, and again when they have changed.
+    /// The guest gets those of these files that are there as a disk that it can't change, behind its other disks: a
+    /// seed of cloud-init's data source `NoCloud`. Without meta-data the instance is called by what the other files
+    /// say, so that cloud-init sets the system up once, and again when they have changed.
     #[arg(
         long,
         value_name = "FOLDER",

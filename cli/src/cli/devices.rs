@@ -24,9 +24,9 @@ pub struct DeviceArgs {
     /// A network device (repeatable): connected to a tap interface, or to passt
     ///
     /// The tap interface has to be there: ip tuntap add dev NAME mode tap user USER. "passt" starts the program, which
-    /// needs no privilege, "passt=SOCKET" connects to one that runs. Behind that: the guest's address, and the most that
-    /// goes through in a second in each direction, ",rate=BYTES" and ",pps=PACKETS". K, M and G behind a number stand
-    /// for 2^10, 2^20 and 2^30.
+    /// needs no privilege, "passt=SOCKET" connects to one that runs. Behind that: the guest's address, and the most
+    /// that goes through in a second in each direction, ",rate=BYTES" and ",pps=PACKETS". K, M and G behind a number
+    /// stand for 2^10, 2^20 and 2^30.
     #[arg(
         long = "net",
         value_name = "tap=NAME|passt[=SOCKET][,mac=ADDRESS][,rate=N][,pps=N]"

@@ -66,8 +66,8 @@ pub struct ParquetArgs {
 /// A stream of NATS.
 #[derive(Debug, Args)]
 pub struct NatsArgs {
-    /// To a stream of NATS JetStream: `nats://[USER:PASSWORD@]HOST[:PORT]`, `tls://HOST`; several servers of a cluster with
-    /// commas
+    /// To a stream of NATS JetStream: `nats://[USER:PASSWORD@]HOST[:PORT]`, `tls://HOST`; several servers of a cluster
+    /// with commas
     #[arg(long, value_name = "URL", value_delimiter = ',', env = "VMPROBE_NATS")]
     pub nats: Vec<String>,
     /// The stream; it is made if there is none of this name

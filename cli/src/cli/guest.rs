@@ -54,8 +54,8 @@ pub struct MachineArgs {
 }
 
 impl MachineArgs {
-    /// The kernel's command line. By default the console is the one that the guest has; with a virtio console the serial
-    /// port shows what the kernel writes before it has that one's driver.
+    /// The kernel's command line. By default the console is the one that the guest has; with a virtio console the
+    /// serial port shows what the kernel writes before it has that one's driver.
     pub fn cmdline(&self) -> &str {
         match (&self.cmdline, self.console) {
             (Some(cmdline), _) => cmdline,

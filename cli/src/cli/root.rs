@@ -15,11 +15,11 @@ const KEPT: &str = ",rw";
 pub struct RootArgs {
     /// The folder that is the guest's root, by virtio-fs, or a disk image with a root file system
     ///
-    /// What the guest changes in it is in the guest's memory and gone with the guest, unless ",rw" is behind it. An image
-    /// is raw, or qcow2 with ",qcow2" behind it (before ",rw"); its first partition with a root file system is taken. The
-    /// kernel's drivers are loaded from /lib/modules/RELEASE where it has them as modules: `virtio_pci`, virtiofs or
-    /// `virtio_blk`, overlay, and those of the guest's other devices. The streams of a command take the guest's socket
-    /// device, so it can't have one by --vsock as well.
+    /// What the guest changes in it is in the guest's memory and gone with the guest, unless ",rw" is behind it. An
+    /// image is raw, or qcow2 with ",qcow2" behind it (before ",rw"); its first partition with a root file system is
+    /// taken. The kernel's drivers are loaded from /lib/modules/RELEASE where it has them as modules: `virtio_pci`,
+    /// virtiofs or `virtio_blk`, overlay, and those of the guest's other devices. The streams of a command take the
+    /// guest's socket device, so it can't have one by --vsock as well.
     #[arg(long, value_name = "FOLDER|IMAGE[,rw]", requires = "task")]
     pub root: Option<PathBuf>,
     /// Boot the system in the root, console on this terminal, instead of running a command: its /sbin/init, or PROGRAM

@@ -75,8 +75,8 @@ impl Conversion {
     }
 
     /// Nanoseconds by the guest's `sched_clock`, which is what ftrace's clock `local` shows
-    /// (`kernel/trace/trace_clock.c`, `trace_clock_local`). It differs from [`Self::ns`] by a constant while the counter is
-    /// stable, and otherwise by what the kernel corrects.
+    /// (`kernel/trace/trace_clock.c`, `trace_clock_local`). It differs from [`Self::ns`] by a constant while the
+    /// counter is stable, and otherwise by what the kernel corrects.
     pub fn trace_ns(&self, tsc: Tsc) -> u64 {
         self.counter.ns(tsc)
     }

@@ -1,5 +1,5 @@
-//! Lists of symbols as text: `System.map`, which is what `nm -n` prints of a vmlinux (`scripts/mksysmap` of the kernel's
-//! build), and `/proc/kallsyms`.
+//! Lists of symbols as text: `System.map`, which is what `nm -n` prints of a vmlinux (`scripts/mksysmap` of the
+//! kernel's build), and `/proc/kallsyms`.
 
 use super::given_error::GivenError;
 use super::table::{SymbolEntry, SymbolTable};

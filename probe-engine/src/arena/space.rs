@@ -130,10 +130,10 @@ impl Space {
         self.give(code.0.wrapping_add(used as u64), len - used.min(len));
     }
 
-    /// Pages of 4 KiB that aren't wholly free.
+    /// Pages of 4 KiB of the area that aren't wholly free. Those of the springboards' own area don't count.
     pub fn pages(&self) -> u64 {
         let mut pages = self.area.end.div_ceil(PAGE_SIZE) - self.area.start / PAGE_SIZE;
-        for (start, end) in &self.gaps {
+        for (start, end) in self.gaps.range(self.area.clone()) {
             pages -= (end / PAGE_SIZE).saturating_sub(start.div_ceil(PAGE_SIZE));
         }
         pages

@@ -79,8 +79,8 @@ enum Command {
         #[arg(long, value_name = "FILE", env = "VMPROBE_RESULTS")]
         results: Option<PathBuf>,
     },
-    /// Have clients do anything at random with a server and its guests, and watch that all stays as it should be. The last
-    /// line says what it came to.
+    /// Have clients do anything at random with a server and its guests, and watch that all stays as it should be. The
+    /// last line says what it came to.
     Soak {
         /// How long, in seconds.
         #[arg(long, value_name = "NUMBER", default_value_t = 3600)]

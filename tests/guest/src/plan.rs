@@ -170,8 +170,8 @@ named! {
         Mixed = "mixed",
         /// Mounts the share `at`, reads its files, makes `count` files from each CPU, and unmounts it.
         Share = "share",
-        /// From each CPU, `count` connections to the port `at` of the host and as many from there to the next port, each
-        /// of which brings back what it was sent.
+        /// From each CPU, `count` connections to the port `at` of the host and as many from there to the next port,
+        /// each of which brings back what it was sent.
         Sockets = "sockets",
         /// Sets up network interfaces, `at` has `NAME=ADDRESS`, separated by commas.
         Network = "network",

@@ -55,7 +55,8 @@ impl Emulator {
     /// The modules that make `/dev/kvm`, each after those it needs: path below the kernel's `kernel`
     /// folder, and parameters.
     ///
-    /// With virtual interrupts (`APICv`), guests of two vCPUs crash in their first interrupts under Bochs, and only there.
+    /// With virtual interrupts (`APICv`), guests of two vCPUs crash in their first interrupts under Bochs, and only
+    /// there.
     pub(crate) fn kvm_modules(&self) -> [(&'static str, &'static str); 3] {
         let own = match self {
             Self::Qemu => ("arch/x86/kvm/kvm-amd", ""),

@@ -140,8 +140,8 @@ impl KvmVcpu {
         set.map_err(|e| self.refused("wake", &e))
     }
 
-    /// Tells the guest that this vCPU has stood still, so that its watchdogs don't take it for hung. A guest that doesn't
-    /// use KVM's clock can't be told (Documentation/virt/kvm/api.rst, `KVM_KVMCLOCK_CTRL`).
+    /// Tells the guest that this vCPU has stood still, so that its watchdogs don't take it for hung. A guest that
+    /// doesn't use KVM's clock can't be told (Documentation/virt/kvm/api.rst, `KVM_KVMCLOCK_CTRL`).
     pub(super) fn tell_of_stop(&self) {
         if let Err(error) = self.fd.kvmclock_ctrl() {
             tracing::debug!(

@@ -191,7 +191,8 @@ pub struct Serve {
         value_delimiter = ':'
     )]
     pub writable_files: Vec<PathBuf>,
-    /// Where images are kept that clients hand over; without it they can hand none over. One server at a time can have it
+    /// Where images are kept that clients hand over; without it they can hand none over. One server at a time can have
+    /// it
     #[arg(long, value_name = "FOLDER", env = "VMPROBED_IMAGES")]
     pub images: Option<PathBuf>,
     /// A file with VMs that are made when the server starts, with their probes, in TOML: docs/operations.md

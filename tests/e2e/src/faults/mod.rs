@@ -1,5 +1,5 @@
-//! Faults in the middle of work: a guest, a process of a VM, a client or the server ends under load or in the middle of a
-//! batch, or memory or the disk runs out. Nothing is lost uncounted, text is whole, and the rest goes on.
+//! Faults in the middle of work: a guest, a process of a VM, a client or the server ends under load or in the middle of
+//! a batch, or memory or the disk runs out. Nothing is lost uncounted, text is whole, and the rest goes on.
 
 mod batch;
 mod disk;

@@ -16,8 +16,8 @@ const MOUNTED: &str = "/tmp/share";
 /// The content of files that are made here, repeated.
 const CONTENT: &[u8] = b"written by the guest\n";
 
-/// Mounts the share `at`, reads all files in it, and tries to change it: from each CPU makes `count` files, renames each
-/// and removes every second one. Unmounts it.
+/// Mounts the share `at`, reads all files in it, and tries to change it: from each CPU makes `count` files, renames
+/// each and removes every second one. Unmounts it.
 ///
 /// The report has the number of files that were there and a checksum of them, and then the counts of changes, or the
 /// error that prevented them.

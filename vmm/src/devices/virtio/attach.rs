@@ -83,8 +83,8 @@ pub(crate) struct Ends<'e> {
     pub(crate) guest_end: &'e GuestEnd,
 }
 
-/// The devices that `wanted` names, opened: a guest's disks in their order, its shares, its networks, then the rest. The
-/// guest sees them in this order.
+/// The devices that `wanted` names, opened: a guest's disks in their order, its shares, its networks, then the rest.
+/// The guest sees them in this order.
 ///
 /// # Errors
 /// A disk, a share or a network can't be used, or a socket can't be made.

@@ -1,9 +1,9 @@
 //! Limits of what a device does in a second.
 //!
-//! A [`Limiter`] has a bucket of tokens for bytes and one for operations. Tokens drip into a bucket at the limit's rate,
-//! and a bucket holds a tenth of a second's. An operation may begin when a token is in each bucket, and then takes all
-//! that it needs, so a bucket can owe some: no operation is too long for a bucket. A device that has to wait sets its
-//! [`Alarm`], a file that its thread watches, and does nothing until then.
+//! A [`Limiter`] has a bucket of tokens for bytes and one for operations. Tokens drip into a bucket at the limit's
+//! rate, and a bucket holds a tenth of a second's. An operation may begin when a token is in each bucket, and then
+//! takes all that it needs, so a bucket can owe some: no operation is too long for a bucket. A device that has to wait
+//! sets its [`Alarm`], a file that its thread watches, and does nothing until then.
 
 use std::{
     io,

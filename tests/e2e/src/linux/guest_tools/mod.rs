@@ -1,10 +1,10 @@
 //! The guest's own tools and our probes at the same places, in every order of coming, changing and
 //! going.
 //!
-//! A [`Case`](cases::Case) is one of the guest's tools, one of our probes, and one order in which the steps of both are done: each
-//! comes, is switched off and on again, and goes. After each step the guest calls the function on all CPUs at once;
-//! each must have counted all calls made while it was there. In the end the text is what it was, and the kernel's log
-//! has nothing to complain about.
+//! A [`Case`](cases::Case) is one of the guest's tools, one of our probes, and one order in which the steps of both are
+//! done: each comes, is switched off and on again, and goes. After each step the guest calls the function on all CPUs
+//! at once; each must have counted all calls made while it was there. In the end the text is what it was, and the
+//! kernel's log has nothing to complain about.
 
 mod cases;
 mod drive;

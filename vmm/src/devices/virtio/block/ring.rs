@@ -1,8 +1,8 @@
 //! Transfers of a raw image that go on at the same time, by `io_uring`.
 //!
 //! The kernel moves bytes between the file and the guest's memory, without a copy of ours. What a ring does passes no
-//! seccomp filter. So a ring is made before the device's thread is confined, and then takes nothing but these operations,
-//! and only on this file (`io_uring_register(2)`, `IORING_REGISTER_RESTRICTIONS`).
+//! seccomp filter. So a ring is made before the device's thread is confined, and then takes nothing but these
+//! operations, and only on this file (`io_uring_register(2)`, `IORING_REGISTER_RESTRICTIONS`).
 
 use std::{
     io, mem,
@@ -42,8 +42,8 @@ struct Vectors {
     first: usize,
 }
 
-// SAFETY: the addresses are those of the guest's memory, which each thread of the process may use, and which stays mapped
-// as long as the chain beside them.
+// SAFETY: the addresses are those of the guest's memory, which each thread of the process may use, and which stays
+// mapped as long as the chain beside them.
 unsafe impl Send for Vectors {}
 
 impl Ring {
