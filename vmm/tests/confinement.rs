@@ -8,6 +8,7 @@
 )]
 
 use std::fs::{self, File};
+use std::hint::black_box;
 use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::os::unix::fs::symlink;
@@ -20,13 +21,19 @@ use vmm::confinement::{Access, Confinement, Role};
 /// Set where a test runs in a process of its own: a thread's confinement is for good.
 const CHILD: &str = "VMPROBE_CONFINED_TEST";
 
+/// Set to the number of a role where a test runs in a process of its own for each.
+const ROLE: &str = "VMPROBE_CONFINED_ROLE";
+
+/// The test of this name, as a process of its own.
+fn process(test: &str) -> Command {
+    let mut process = Command::new(std::env::current_exe().unwrap());
+    process.args(["--exact", "--nocapture", "--test-threads=1", test]);
+    process
+}
+
 /// Runs the test of this name in a process of its own.
 fn in_a_process(test: &str) -> Output {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", "--test-threads=1", test])
-        .env(CHILD, "1")
-        .output()
-        .unwrap()
+    process(test).env(CHILD, "1").output().unwrap()
 }
 
 fn is_child() -> bool {
@@ -55,6 +62,27 @@ fn a_forbidden_call_ends_the_process_and_is_named() {
         libc::SYS_socket
     );
     assert!(text.contains(&call), "{text}");
+}
+
+#[test]
+fn a_thread_of_each_role_may_be_the_first_to_give_memory_back() {
+    if let Some(number) = std::env::var_os(ROLE) {
+        let role = Role::ALL[number.to_str().unwrap().parse::<usize>().unwrap()];
+        let confinement = Confinement::prepare(&Access::default(), true).unwrap();
+        let thread = confinement.spawn(role, "frees".to_owned(), || {
+            // Below malloc's threshold for mappings, and together above the one for memory that is given back.
+            let blocks = [(); 64].map(|()| black_box(vec![1_u8; 100 << 10]));
+            blocks.len()
+        });
+        assert_eq!(thread.unwrap().join().unwrap(), 64);
+        return;
+    }
+    for (number, role) in Role::ALL.into_iter().enumerate() {
+        let name = "a_thread_of_each_role_may_be_the_first_to_give_memory_back";
+        let output = process(name).env(ROLE, number.to_string()).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{role:?}: {output:?}");
+    }
 }
 
 #[test]

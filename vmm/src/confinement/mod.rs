@@ -71,7 +71,7 @@ impl Confinement {
     /// See [`ConfinementError`].
     pub fn prepare(access: &Access, with_filters: bool) -> Result<Self, ConfinementError> {
         violation::install_handler();
-        allocator::settle();
+        allocator::settle().map_err(ConfinementError::Thread)?;
         let filters = with_filters.then(Filters::compile).transpose()?;
         let starter = Starter::new().map_err(ConfinementError::Thread)?;
         Ok(Self(Some(Arc::new(Confined {
