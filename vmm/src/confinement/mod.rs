@@ -71,9 +71,11 @@ impl Confinement {
     /// See [`ConfinementError`].
     pub fn prepare(access: &Access, with_filters: bool) -> Result<Self, ConfinementError> {
         violation::install_handler();
-        allocator::settle().map_err(ConfinementError::Thread)?;
+        allocator::limit_arenas();
         let filters = with_filters.then(Filters::compile).transpose()?;
         let starter = Starter::new().map_err(ConfinementError::Thread)?;
+        let read = starter.run(allocator::give_memory_back);
+        read.map_err(ConfinementError::Thread)?;
         Ok(Self(Some(Arc::new(Confined {
             filters,
             files: FileRules::new(access)?,
