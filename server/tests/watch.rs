@@ -3,12 +3,8 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stdout,
-    dead_code,
     reason = "a failed helper fails its test"
 )]
-
-#[path = "held/tiny.rs"]
-mod tiny;
 
 use std::fs;
 use std::net::SocketAddr;
@@ -288,12 +284,14 @@ async fn clients_are_told_of_their_vms_and_of_no_others() {
         return;
     }
     let secured = Secured::start(&with_token("['mine-*']")).await;
-    let kernel = tiny::Kernel::write();
+    let folder = TempDir::new().unwrap();
+    let kernel = folder.path().join("kernel");
+    fs::write(&kernel, tiny_kernel::build(|a, _| a.hlt()).unwrap()).unwrap();
     let owner = Client::connect(&secured.running.socket).await.unwrap();
     for name in ["mine-1", "theirs"] {
         let request = CreateVmRequest {
             name: name.into(),
-            kernel: kernel.path().display().to_string(),
+            kernel: kernel.display().to_string(),
             memory_mib: 64,
             hold: true,
             ..CreateVmRequest::default()

@@ -16,6 +16,7 @@ mod tiny;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use tiny_kernel::{DATA, UPPER_HALF};
 use tokio::sync::oneshot;
 use vmprobe_client::v1::probe_spec::{Kind, Place};
 use vmprobe_client::v1::{
@@ -44,7 +45,7 @@ async fn with_vm_and<F: Future<Output = ()>>(
     let kernel = tiny::Kernel::write();
     let listen = ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
     let program = VmProgram::Process(env!("CARGO_BIN_EXE_vmprobed").into());
-    settings.files.read = vec![kernel.path().parent().unwrap().to_owned()];
+    settings.files.read = vec![kernel.folder().to_owned()];
     let options = ServeOptions::new(listen, settings, program);
     let server = Server::bind(options).await.unwrap();
     let endpoint = server.endpoints()[0].clone();
@@ -86,7 +87,8 @@ fn watch(offset: u64) -> ProbeSpec {
             length: 8,
             reads: false,
         })),
-        ..on(tiny::DATA, offset)
+        place: Some(Place::Address(UPPER_HALF + DATA + offset)),
+        ..ProbeSpec::default()
     }
 }
 
