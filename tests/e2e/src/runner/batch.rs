@@ -8,7 +8,11 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getpgrp, getpid, getppid, kill_current_process_group,
+    kill_process_group, pidfd_open,
+};
 
 use super::RunError;
 use crate::context::{Context, Place};
@@ -164,11 +168,27 @@ impl Drop for Process {
     }
 }
 
+/// Ends this process and all that it has started when its parent ends, which nobody else would do if the parent is
+/// killed. A process that doesn't lead a group of its own, such as one of a script, goes on.
+fn end_with_parent() -> io::Result<()> {
+    let Some(parent) = getppid().filter(|_| getpgrp() == getpid()) else {
+        return Ok(());
+    };
+    let parent = pidfd_open(parent, PidfdFlags::empty())?;
+    thread::spawn(move || {
+        // An error is that of a signal that the process handles.
+        while poll(&mut [PollFd::new(&parent, PollFlags::IN)], None).is_err() {}
+        kill_current_process_group(Signal::KILL)
+    });
+    Ok(())
+}
+
 /// Runs tests in this process, and writes a line with the outcome of each on standard output.
 ///
 /// # Errors
 /// If there is no such test, or an outcome can't be written.
 pub fn exec(names: &[String], cx: Result<Context, Failure>) -> Result<bool, RunError> {
+    end_with_parent().map_err(|e| RunError::Io("watch this program's parent", e))?;
     let find = |name: &String| {
         let found = tests().find(|test| test.name == name);
         found.ok_or_else(|| RunError::NoTest(name.to_owned()))
