@@ -13,9 +13,11 @@ mod jumps;
 mod stats;
 mod tiny;
 
+use std::fs;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use tempfile::TempDir;
 use tiny_kernel::{DATA, UPPER_HALF};
 use tokio::sync::oneshot;
 use vmprobe_client::v1::probe_spec::{Kind, Place};
@@ -42,10 +44,12 @@ async fn with_vm_and<F: Future<Output = ()>>(
         println!("skipped: there is no /dev/kvm");
         return;
     }
-    let kernel = tiny::Kernel::write();
+    let folder = TempDir::new().unwrap();
+    let kernel = folder.path().join("kernel");
+    fs::write(&kernel, tiny::image()).unwrap();
     let listen = ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
     let program = VmProgram::Process(env!("CARGO_BIN_EXE_vmprobed").into());
-    settings.files.read = vec![kernel.folder().to_owned()];
+    settings.files.read = vec![folder.path().to_owned()];
     let options = ServeOptions::new(listen, settings, program);
     let server = Server::bind(options).await.unwrap();
     let endpoint = server.endpoints()[0].clone();
@@ -56,7 +60,7 @@ async fn with_vm_and<F: Future<Output = ()>>(
     let client = Client::connect(&endpoint).await.unwrap();
     let request = CreateVmRequest {
         name: VM.into(),
-        kernel: kernel.path().display().to_string(),
+        kernel: kernel.display().to_string(),
         cmdline: cmdline.into(),
         memory_mib: 64,
         vcpus: 2,

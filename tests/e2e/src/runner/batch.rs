@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
 use rustix::process::{
     Pid, PidfdFlags, Signal, getpgrp, getpid, getppid, kill_current_process_group,
     kill_process_group, pidfd_open,
@@ -176,8 +177,7 @@ fn end_with_parent() -> io::Result<()> {
     };
     let parent = pidfd_open(parent, PidfdFlags::empty())?;
     thread::spawn(move || {
-        // An error is that of a signal that the process handles.
-        while poll(&mut [PollFd::new(&parent, PollFlags::IN)], None).is_err() {}
+        retry_on_intr(|| poll(&mut [PollFd::new(&parent, PollFlags::IN)], None))?;
         kill_current_process_group(Signal::KILL)
     });
     Ok(())

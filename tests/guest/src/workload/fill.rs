@@ -11,6 +11,8 @@ use super::threads::{online_cpus, pin_to};
 use crate::plan::Plan;
 
 const PAGE: usize = 4096;
+/// The words of a page.
+const WORDS: usize = PAGE / 8;
 /// The word with which each page begins. The page's number follows.
 const MARK: u64 = 0x656c_6c69_6646_7376;
 
@@ -43,7 +45,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     // SAFETY: the mapping is this function's own, zero at first and aligned to pages.
     let words = unsafe { std::slice::from_raw_parts_mut(start.cast::<u64>(), length / 8) };
     let filled = fill(words, left).and_then(|pages| {
-        let words = &words[..pages * PAGE / 8];
+        let words = &words[..pages * WORDS];
         let mark = format!("{MARK:#x}");
         step(plan, "filled", json!({ "pages": pages, "mark": mark }))?;
         let wrong = words.iter().enumerate();
@@ -66,9 +68,9 @@ fn fill(words: &mut [u64], left: usize) -> io::Result<usize> {
             break;
         }
         pin_to(&[*cpu])?;
-        let first = pages * PAGE / 8;
+        let first = pages * WORDS;
         pages += more.min(TURN);
-        for (index, word) in words[..pages * PAGE / 8].iter_mut().enumerate().skip(first) {
+        for (index, word) in words[..pages * WORDS].iter_mut().enumerate().skip(first) {
             *word = filling(index);
         }
     }
@@ -78,7 +80,7 @@ fn fill(words: &mut [u64], left: usize) -> io::Result<usize> {
 
 /// The value that is written to a word.
 fn filling(index: usize) -> u64 {
-    match (index % (PAGE / 8), index / (PAGE / 8)) {
+    match (index % WORDS, index / WORDS) {
         (0, _) => MARK,
         (1, page) => page as u64,
         (word, page) => (word as u64 ^ (page as u64) << 20).wrapping_mul(0x9e37_79b9_7f4a_7c15),
